@@ -1,0 +1,61 @@
+"""The ``afire`` command. Commands import what they need when they run, so that ``--help`` needs no torch."""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+import typer
+
+from afire.cli import config as config_command
+from afire.cli import data as data_commands
+from afire.cli import lesions as lesion_commands
+from afire.cli.options import EXAMPLE_STYLE, print_version
+from afire.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Anatomy-driven self-supervised learning for radiographs: data, pre-training, tasks, evidence.",
+    epilog="Research software, not a medical device.",
+    context_settings=EXAMPLE_STYLE,
+)
+app.add_typer(data_commands.app, name="data")
+app.add_typer(lesion_commands.app, name="lesions")
+app.command("config")(config_command.config)
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version.", callback=print_version, is_eager=True),
+) -> None:
+    """Anatomy-driven self-supervised learning for radiographs: data, pre-training, tasks, evidence."""
+
+
+def main() -> None:
+    """Run the command line: 2 for a user's mistake in one sentence, 130 for Ctrl-C, a traceback only for a defect."""
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in _USERS_DISK:
+            raise
+        where = f" {error.filename}" if error.filename else ""
+        _fail(f"cannot write or read{where}: {error.strerror}; free space or choose another folder.")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
+
+_USERS_DISK = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR}
+
+
+def _fail(sentence: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), sentence))
+    sys.exit(2)

@@ -1,0 +1,331 @@
+"""Every setting of afire: the one source of defaults, help text and YAML.
+
+Presets are small YAML files beside this module that say only what differs from the defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from afire.errors import UserError
+
+PRESETS = ("paper", "original", "small", "tiny")
+_PRESET_FOLDER = Path(__file__).parent / "presets"
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and strict about names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ImageConfig(Section):
+    """How a film becomes a tensor."""
+
+    size: int = Field(224, ge=16, le=4096, description="side of the square network input, in pixels")
+    channels: Literal[1, 3] = Field(1, description="1 grey channel, or 3 equal ones for weights trained on RGB")
+    fit: Literal["squash", "letterbox", "crop"] = Field(
+        "squash", description="how a film that is not square becomes square: squash, letterbox (pad) or centre crop"
+    )
+    voi: Literal["auto", "lut", "window", "none"] = Field(
+        "auto", description="DICOM grey-scale: auto (VOI LUT, else window, else full range), lut, window, or none"
+    )
+    normalise: Literal["imagenet", "film", "none"] = Field(
+        "imagenet", description="imagenet mean and std, each film by its own mean and std, or none (stay in [0,1])"
+    )
+
+
+class LesionConfig(Section):
+    """Synthetic lesions (METHOD: SLM). Sizes are in pixels of a 224-px film and scale with the image."""
+
+    kind: Literal["slm", "anatpaste"] = Field("slm", description="slm: the paper's; anatpaste: its ablation")
+    count_min: int = Field(1, ge=1, le=16, description="fewest lesions in a film")
+    count_max: int = Field(4, ge=1, le=16, description="most lesions in a film")
+    size_min: float = Field(16, gt=0, description="smallest side of a lesion")
+    size_max: float = Field(64, gt=0, description="largest side of a lesion")
+    texture_window: float = Field(60, gt=0, description="side of the window the texture is taken from")
+    gamma: float = Field(0.5, gt=0, description="softness of the outline: exp(-(u^2+v^2)/gamma)")
+    amplitude_min: float = Field(0.2, ge=0, le=1, description="faintest lesion")
+    amplitude_max: float = Field(0.8, ge=0, le=1, description="strongest lesion")
+    rotate: bool = Field(False, description="turn each lesion by a random angle")
+    irregularity: float = Field(0.0, ge=0, lt=1, description="relative distortion of the radius, 0 = an oval")
+    place: Literal["anywhere", "lungs"] = Field("anywhere", description="where lesions may lie")
+    haze: float = Field(0.0, ge=0, le=1, description="share of lesions that are smooth haze instead of texture")
+    views: int = Field(1, ge=1, le=64, description="lesioned versions of each film in a step (the paper's N)")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LesionConfig:
+        for low, high in (("count_min", "count_max"), ("size_min", "size_max"), ("amplitude_min", "amplitude_max")):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} {getattr(self, low)} is larger than {high} {getattr(self, high)}")
+        return self
+
+
+class EncoderConfig(Section):
+    """The vision transformer."""
+
+    width: int = Field(768, ge=12, description="width D of a token")
+    depth: int = Field(12, ge=1, description="number of blocks")
+    heads: int = Field(12, ge=1, description="attention heads")
+    patch_size: int = Field(16, ge=2, description="side of a patch in pixels")
+    positions: Literal["sincos", "learned"] = Field("sincos", description="fixed 2-D sin-cos, or learned")
+    drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth of the last block, rising linearly")
+    gradient_checkpointing: bool = Field(False, description="recompute blocks in backward: less memory, slower")
+
+    @model_validator(mode="after")
+    def _divides(self) -> EncoderConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.width % 4:
+            raise ValueError(f"width {self.width} is not a multiple of 4, which 2-D sin-cos positions need")
+        return self
+
+
+class HeadConfig(Section):
+    """The projection head h: tokens to K cluster logits."""
+
+    form: Literal["shared", "per_position"] = Field(
+        "shared", description="one cluster matrix for all positions, or one for each (paper, original)"
+    )
+    hidden: int = Field(1024, ge=4, description="width of the two hidden layers")
+    bottleneck: int = Field(256, ge=4, description="width of the normalised feature before the clusters")
+    clusters: int = Field(256, ge=2, description="number of clusters K")
+
+
+class DecoderConfig(Section):
+    """The restoration decoder."""
+
+    width: int = Field(512, ge=8, description="width of a token in the decoder")
+    depth: int = Field(8, ge=1, description="number of blocks")
+    heads: int = Field(16, ge=1, description="attention heads")
+    mask_token: bool = Field(True, description="replace abnormal tokens by a trainable z_mask before decoding")
+
+    @model_validator(mode="after")
+    def _divides(self) -> DecoderConfig:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.width % 4:
+            raise ValueError(f"width {self.width} is not a multiple of 4, which 2-D sin-cos positions need")
+        return self
+
+
+class PrototypeConfig(Section):
+    """Teacher assignments and the spatial prototypes C."""
+
+    enabled: bool = Field(True, description="keep prototypes over time; off: the batch mean of the step, no memory")
+    momentum: float = Field(0.75, ge=0, lt=1, description="share of the old prototype that each step keeps")
+    sinkhorn_iterations: int = Field(3, ge=1, description="Sinkhorn-Knopp iterations")
+
+
+class LossConfig(Section):
+    """Token losses and their weights; a weight of 0 switches a loss off."""
+
+    structure: float = Field(1.0, ge=0, description="weight of structure consistency")
+    category: float = Field(1.0, ge=0, description="weight of category consistency")
+    restoration: float = Field(1.0, ge=0, description="weight of restoration")
+    lesion: float = Field(0.0, ge=0, description="weight of the token lesion classifier (ours, not in the paper)")
+    temperature: float = Field(1.0, gt=0, description="tau in f = exp(-H/tau)")
+    similarity: Literal["corrected", "literal"] = Field(
+        "corrected", description="corrected: exp(-H/tau); literal: exp(+H/tau) as printed, for study"
+    )
+    contrast: Literal["probability", "feature"] = Field(
+        "probability", description="compare cluster probabilities, or cosine of projected features (ablation)"
+    )
+    abnormal_consistency: bool = Field(False, description="also pull abnormal tokens together (ablation)")
+    abnormal_weight: float = Field(4.0, ge=0, description="weight of abnormal tokens in restoration")
+    student_temperature: float = Field(0.1, gt=0, description="tau_s of the student's softmax")
+    teacher_temperature: float = Field(0.07, gt=0, description="tau_t of the teacher after warm-up")
+    teacher_temperature_start: float = Field(0.04, gt=0, description="tau_t of the teacher at the start")
+    teacher_temperature_epochs: int = Field(30, ge=0, description="epochs of tau_t warm-up")
+
+
+class TrainingConfig(Section):
+    """The pre-training recipe."""
+
+    epochs: int = Field(800, ge=1, description="passes over the normal films")
+    batch_size: int = Field(64, ge=1, description="films per process and step, before views")
+    learning_rate: float = Field(5e-4, gt=0, description="for a global batch of 256; scaled linearly with it")
+    learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
+    warmup_epochs: float = Field(20, ge=0, description="linear warm-up of the learning rate")
+    weight_decay: float = Field(0.04, ge=0, description="at the start; none on biases, norms and positions")
+    weight_decay_end: float = Field(0.4, ge=0, description="at the end of its cosine")
+    teacher_momentum: float = Field(0.99, ge=0, le=1, description="EMA lambda at the start; rises to 1 on a cosine")
+    clip: float = Field(3.0, ge=0, description="gradient norm limit, 0 = none")
+    freeze_last_layer_epochs: int = Field(1, ge=0, description="epochs in which the head's last layer stays fixed")
+    accumulate: int = Field(1, ge=1, description="steps whose gradients are added up before an update")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the networks")
+    compile: bool = Field(False, description="torch.compile the networks")
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    seed: int = Field(0, ge=0, description="every random choice follows from it")
+    image: ImageConfig = Field(default_factory=ImageConfig)
+    lesions: LesionConfig = Field(default_factory=LesionConfig)
+    encoder: EncoderConfig = Field(default_factory=EncoderConfig)
+    head: HeadConfig = Field(default_factory=HeadConfig)
+    decoder: DecoderConfig = Field(default_factory=DecoderConfig)
+    prototypes: PrototypeConfig = Field(default_factory=PrototypeConfig)
+    losses: LossConfig = Field(default_factory=LossConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> Config:
+        if self.image.size % self.encoder.patch_size:
+            raise ValueError(
+                f"image.size {self.image.size} is not a multiple of encoder.patch_size {self.encoder.patch_size}"
+            )
+        return self
+
+
+def load_config(preset: str | None = None, file: Path | None = None, overrides: Iterable[str] = ()) -> Config:
+    """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out."""
+    values: dict[str, Any] = {}
+    if preset is not None:
+        _merge(values, _read_yaml(preset_path(preset)))
+    if file is not None:
+        _merge(values, _read_yaml(file))
+    for override in overrides:
+        _merge(values, parse_override(override))
+    return validate(values)
+
+
+def preset_path(name: str) -> Path:
+    """The YAML file of a preset."""
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}{_nearest(name, PRESETS)}; presets are {', '.join(PRESETS)}.")
+    return _PRESET_FOLDER / f"{name}.yaml"
+
+
+def to_yaml(config: Section) -> str:
+    """Settings as YAML with every setting's meaning beside it; reads back as the same settings."""
+    lines: list[str] = []
+    _describe(config, lines, indent=0)
+    return "\n".join(lines) + "\n"
+
+
+def validate(values: Mapping[str, Any]) -> Config:
+    """Build a :class:`Config`; every mistake becomes a sentence that names the key and what is allowed."""
+    _check_names(values, Config, path="")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """``training.epochs=3`` -> ``{"training": {"epochs": 3}}``; the value is read as YAML."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"--set {text!r} is not key=value, as in --set training.epochs=10.")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise UserError(f"--set {text!r}: {raw!r} is not a YAML value; quote it.") from None
+    if isinstance(value, str):
+        value = _number_or_text(value)
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _number_or_text(text: str) -> float | str:
+    """YAML 1.1 takes 1e-4 (no dot) for a text; a user who writes it means the number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"configuration file {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"configuration file {path} cannot be read: {error}.") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" at line {where.line + 1}" if where is not None else ""
+        raise UserError(f"configuration file {path} is not valid YAML{line}.") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"configuration file {path} holds no settings; it should look like `afire config` prints.")
+    return values
+
+
+def _merge(base: dict[str, Any], extra: Mapping[str, Any]) -> None:
+    for key, value in extra.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _check_names(values: Mapping[str, Any], section: type[Section], path: str) -> None:
+    known = section.model_fields
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"unknown setting {path}{key}{_nearest(str(key), _all_names(section), path)}.")
+        annotation = known[key].annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{path}{key} is a group of settings ({', '.join(annotation.model_fields)}).")
+            _check_names(value, annotation, f"{path}{key}.")
+
+
+def _all_names(section: type[Section]) -> list[str]:
+    """Names in the section, and dotted names below it, so that `epochs` finds `training.epochs`."""
+    names: list[str] = []
+    for name, field in section.model_fields.items():
+        names.append(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            names.extend(f"{name}.{below}" for below in field.annotation.model_fields)
+    return names
+
+
+def _nearest(name: str, known: Iterable[str], path: str = "") -> str:
+    names = list(known)
+    exact_below = [candidate for candidate in names if candidate.rpartition(".")[2] == name]
+    close = exact_below or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {path}{close[0]}?" if close else ""
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    message = str(error["msg"])
+    if error["type"] == "value_error":
+        return (
+            message.removeprefix("Value error, ") if not where else f"{where}: {message.removeprefix('Value error, ')}"
+        )
+    return f"{where} is {error['input']!r}, but {message[0].lower()}{message[1:]}"
+
+
+def _describe(section: Section, lines: list[str], indent: int) -> None:
+    pad = "  " * indent
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            summary = (type(value).__doc__ or "").splitlines()[0]
+            lines.append(f"{pad}{name}:  # {summary}")
+            _describe(value, lines, indent + 1)
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
+            lines.append(f"{pad}{name}: {text}  # {field.description or ''}{_choices(field.annotation)}".rstrip(" #"))
+
+
+def _choices(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return f" ({'|'.join(str(choice) for choice in get_args(annotation))})"
+    if get_origin(annotation) in (Union, types.UnionType):
+        return ""
+    return ""

@@ -1,0 +1,1 @@
+"""From files to trusted tensors: decode, manifests, public datasets, splits, audit, pack, phantom."""

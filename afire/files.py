@@ -1,0 +1,94 @@
+"""Files appear whole or not at all: write beside, fsync, ``os.replace``. And hashes of what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from afire.errors import UserError
+
+
+def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
+    """Call ``write`` on a temporary file in ``path``'s folder, then move it into place in one step.
+
+    The temporary file carries the suffix of ``path`` because some writers choose the format by it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-", suffix=path.suffix)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes 0600; the result should be readable like any other file
+        with temporary.open("rb+") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    write_atomic(path, lambda temporary: _write_text(temporary, text))
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically. NaN is not JSON and raises."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; a missing or broken one is a :class:`UserError`."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); it may be torn or not ours.") from None
+
+
+def sha256_text(text: str) -> str:
+    """Hex SHA-256 of a text."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def require_folder(path: Path, what: str) -> Path:
+    """``path`` if it is an existing folder, else a sentence that names ``what`` was looked for."""
+    if not path.exists():
+        raise UserError(f"{what} {path} does not exist; check the path.")
+    if not path.is_dir():
+        raise UserError(f"{what} {path} is a file, not a folder.")
+    return path
+
+
+def require_file(path: Path, what: str) -> Path:
+    """``path`` if it is an existing file, else a sentence that names ``what`` was looked for."""
+    if not path.exists():
+        raise UserError(f"{what} {path} does not exist; check the path.")
+    if not path.is_file():
+        raise UserError(f"{what} {path} is a folder, not a file.")
+    return path

@@ -1,0 +1,1 @@
+"""The networks, prototypes and losses of AFiRe."""
