@@ -16,7 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from afire.errors import UserError
 
+Fit = Literal["squash", "letterbox", "crop"]
+Voi = Literal["auto", "lut", "window", "none"]
 PRESETS = ("paper", "original", "small", "tiny")
+VIT_SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}  # width, depth, heads
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -31,10 +34,10 @@ class ImageConfig(Section):
 
     size: int = Field(224, ge=16, le=4096, description="side of the square network input, in pixels")
     channels: Literal[1, 3] = Field(1, description="1 grey channel, or 3 equal ones for weights trained on RGB")
-    fit: Literal["squash", "letterbox", "crop"] = Field(
+    fit: Fit = Field(
         "squash", description="how a film that is not square becomes square: squash, letterbox (pad) or centre crop"
     )
-    voi: Literal["auto", "lut", "window", "none"] = Field(
+    voi: Voi = Field(
         "auto", description="DICOM grey-scale: auto (VOI LUT, else window, else full range), lut, window, or none"
     )
     normalise: Literal["imagenet", "film", "none"] = Field(
@@ -71,6 +74,9 @@ class LesionConfig(Section):
 class EncoderConfig(Section):
     """The vision transformer."""
 
+    size: Literal["tiny", "small", "base"] | None = Field(
+        None, description="a named size (tiny, small, base) instead of width, depth and heads; null = by number"
+    )
     width: int = Field(768, ge=12, description="width D of a token")
     depth: int = Field(12, ge=1, description="number of blocks")
     heads: int = Field(12, ge=1, description="attention heads")
@@ -78,6 +84,21 @@ class EncoderConfig(Section):
     positions: Literal["sincos", "learned"] = Field("sincos", description="fixed 2-D sin-cos, or learned")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth of the last block, rising linearly")
     gradient_checkpointing: bool = Field(False, description="recompute blocks in backward: less memory, slower")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_size(cls, values: Any) -> Any:
+        """A named size fills in width, depth and heads; numbers that contradict it are a mistake, not a choice."""
+        if not isinstance(values, Mapping) or values.get("size") not in VIT_SIZES:
+            return values
+        named = dict(zip(("width", "depth", "heads"), VIT_SIZES[values["size"]], strict=True))
+        for name, number in named.items():
+            if values.get(name, number) != number:
+                raise ValueError(
+                    f"size {values['size']} has {name} {number}, but {name} is {values[name]};"
+                    " leave out one of them, or set size to null to choose the numbers"
+                )
+        return {**values, **named}
 
     @model_validator(mode="after")
     def _divides(self) -> EncoderConfig:
@@ -144,6 +165,14 @@ class LossConfig(Section):
     teacher_temperature: float = Field(0.07, gt=0, description="tau_t of the teacher after warm-up")
     teacher_temperature_start: float = Field(0.04, gt=0, description="tau_t of the teacher at the start")
     teacher_temperature_epochs: int = Field(30, ge=0, description="epochs of tau_t warm-up")
+
+    @model_validator(mode="after")
+    def _means_something(self) -> LossConfig:
+        if not (self.structure or self.category or self.restoration or self.lesion):
+            raise ValueError("structure, category, restoration and lesion all have weight 0: there is nothing to learn")
+        if self.contrast == "feature" and self.similarity == "literal":
+            raise ValueError("similarity literal is the printed form of probabilities; with contrast feature leave it")
+        return self
 
 
 class TrainingConfig(Section):

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,21 @@ def require_file(path: Path, what: str) -> Path:
     if not path.is_file():
         raise UserError(f"{what} {path} is a folder, not a file.")
     return path
+
+
+@contextmanager
+def folder_lock(folder: Path, what: str) -> Iterator[None]:
+    """Hold ``folder`` for this process; a second one is told so at once. The lock dies with its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as stream:
+        try:
+            import fcntl
+
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except ImportError:  # not a POSIX system: two writers are then the user's to avoid
+            pass
+        except BlockingIOError:
+            raise UserError(
+                f"another process is writing {what} {folder}; wait for it or choose another folder."
+            ) from None
+        yield

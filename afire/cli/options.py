@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -42,11 +42,16 @@ def _on_verbose(verbose: bool) -> bool:
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only warnings and errors.", callback=_on_quiet)]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.", callback=_on_verbose)]
 Seed = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.", min=0)]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option("--device", help="Where to compute.")]
 Root = Annotated[Path | None, typer.Option("--root", help="Folder that the manifest's paths start from.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change one setting: key.sub=value. Repeat for more.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="paper, original, small or tiny.")]
+Preset = Annotated[
+    Literal["paper", "original", "small", "tiny"] | None, typer.Option("--preset", help="Settings to start from.")
+]
+# Repeated from afire.config, which costs an import of pydantic; a test holds the two together.
+Fit = Literal["squash", "letterbox", "crop"]
+Voi = Literal["auto", "lut", "window", "none"]
 
 
 def console(stderr: bool = False):  # type: ignore[no-untyped-def]

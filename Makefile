@@ -1,0 +1,35 @@
+# `make demo` and `make test` do their own set-up: they need Python 3.10+ with pip and venv, and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DEMO ?= demo
+DEMO_FILMS ?= 400
+WORKERS ?= 2
+
+.PHONY: demo test lint bench docs clean
+.DEFAULT_GOAL := test
+
+# Installed again only when the dependencies change.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("afire needs Python 3.10 or newer; set PYTHON=python3.x") if sys.version_info < (3, 10) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+test: $(READY)
+	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(DEMO_FILMS)
+
+bench: $(READY)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(DEMO) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,265 @@
+"""Pack: decode and resize every film once, in parallel, into one memory-mapped array.
+
+    DIR/images.npy        (N, S, S) uint8 or uint16
+    DIR/manifest.parquet  the films that are in the pack; column meta:pack_row is the row in images.npy
+    DIR/pack.json         settings, hashes, counts, skipped films with reasons
+
+While packing, ``images.npy.part`` is filled chunk by chunk and ``journal.jsonl`` says which chunks are on disk, so a
+kill loses at most the chunks in flight and a rerun continues. A skipped film keeps its (empty) row: rows never move,
+and once the file is mended a rerun fills it in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from afire.config import Fit, Voi
+from afire.data.decode import read_film
+from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, write_manifest
+from afire.data.resize import fit_square
+from afire.errors import ImageError, UserError
+from afire.files import folder_lock, read_json, sha256_text, write_atomic, write_json
+from afire.progress import progress
+
+FORMAT = 1
+IMAGES, MANIFEST, SUMMARY = "images.npy", "manifest.parquet", "pack.json"
+PART, JOURNAL = "images.npy.part", "journal.jsonl"
+ROW, DIGEST = f"{META_PREFIX}pack_row", f"{META_PREFIX}pixel_digest"
+_CHUNK = 64
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class PackSettings:
+    """What decides the pixels of a pack."""
+
+    size: int = 224
+    bits: Literal[8, 16] = 8
+    fit: Fit = "squash"
+    voi: Voi = "auto"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
+
+
+@dataclass(frozen=True)
+class PackSummary:
+    """What ``pack.json`` holds."""
+
+    films: int
+    skipped: Mapping[str, str]
+    hash: str
+    manifest_hash: str
+    settings: PackSettings
+
+
+def pack(
+    manifest: Manifest,
+    out: Path,
+    settings: PackSettings | None = None,
+    on_error: Literal["skip", "stop"] = "stop",
+    workers: int | None = None,
+) -> PackSummary:
+    """Pack ``manifest`` into ``out``; continue where an earlier run with the same films and settings ended."""
+    settings = settings or PackSettings()
+    with folder_lock(out, "the pack"):
+        _refuse_other(out, manifest, settings)
+        finished = (out / IMAGES).exists()
+        if not finished:
+            _allocate(out, len(manifest), settings)
+        results = _read_journal(out)
+        # A finished pack is opened again only for the films it had to skip.
+        todo = [row for row in range(len(manifest)) if "digest" not in results.get(row, {})]
+        target = out / (IMAGES if finished else PART)
+        if todo:
+            _fill(manifest, todo, target, settings, on_error, workers, results, out / JOURNAL)
+        if not finished:
+            _flush(target)
+            target.replace(out / IMAGES)
+        return _finish(manifest, out, settings, results)
+
+
+def read_summary(folder: Path) -> PackSummary:
+    """Read ``pack.json`` of a finished pack."""
+    if not (folder / SUMMARY).exists():
+        begun = (
+            " It was begun but not finished: run the same `afire data pack` again." if (folder / PART).exists() else ""
+        )
+        raise UserError(f"{folder} is not a pack: it has no {SUMMARY}.{begun}")
+    raw = read_json(folder / SUMMARY)
+    if raw.get("format") != FORMAT:
+        raise UserError(f"{folder} is a pack of format {raw.get('format')}, this version reads {FORMAT}; pack again.")
+    return PackSummary(raw["films"], raw["skipped"], raw["hash"], raw["manifest_hash"], PackSettings(**raw["settings"]))
+
+
+def _identity(manifest: Manifest, settings: PackSettings) -> dict[str, Any]:
+    return {"manifest_hash": manifest.hash, **asdict(settings)}
+
+
+def _refuse_other(out: Path, manifest: Manifest, settings: PackSettings) -> None:
+    """A folder holds one pack: other films or other settings need another folder."""
+    record = out / "begun.json"
+    mine = _identity(manifest, settings)
+    if not record.exists():
+        if (out / IMAGES).exists():
+            raise UserError(f"{out} holds an {IMAGES} that is not from `afire data pack`; choose another --out.")
+        write_json(record, mine)
+        return
+    theirs = read_json(record)
+    different = [key for key in mine if theirs.get(key) != mine[key]]
+    if different:
+        words = ", ".join(f"{key} {theirs.get(key)} there, {mine[key]} asked" for key in different)
+        raise UserError(f"{out} holds another pack ({words}); choose another --out or delete that folder.")
+
+
+def _allocate(out: Path, count: int, settings: PackSettings) -> None:
+    if (out / PART).exists():
+        return
+    (out / JOURNAL).unlink(missing_ok=True)  # it spoke of an array that is no longer there
+    shape = (count, settings.size, settings.size)
+    # The body is left sparse; the journal says which rows are real.
+    write_atomic(out / PART, lambda path: np.lib.format.open_memmap(path, "w+", settings.dtype, shape).flush())
+
+
+def _fill(
+    manifest: Manifest,
+    todo: list[int],
+    target: Path,
+    settings: PackSettings,
+    on_error: str,
+    workers: int | None,
+    results: dict[int, dict[str, str]],
+    journal: Path,
+) -> None:
+    names = manifest.table["image"].tolist()
+    chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
+    jobs = ((manifest.root, [names[row] for row in rows], rows, target, settings) for rows in chunks)
+    with journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
+        for done in _run(jobs, workers if workers is not None else _cores()):
+            for row, result in done.items():
+                results[row] = result
+                log.write(json.dumps({"row": row, **result}) + "\n")
+            log.flush()
+            os.fsync(log.fileno())
+            bar.advance(len(done))
+            bad = [(row, result["error"]) for row, result in done.items() if "error" in result]
+            for row, error in bad:
+                logger.warning("skipped %s: %s", names[row], error)
+            if bad and on_error == "stop":
+                raise UserError(
+                    f"{bad[0][1].rstrip('.')}. The films packed so far are kept: mend or remove the file and run again, "
+                    "or use --on-error skip."
+                )
+
+
+def _run(jobs: Iterator[tuple[Any, ...]], workers: int) -> Iterator[dict[int, dict[str, str]]]:
+    """Results of the jobs as they finish, with at most two jobs per worker waiting."""
+    if workers <= 1:
+        for job in jobs:
+            yield _pack_chunk(*job)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running: set[Future[dict[int, dict[str, str]]]] = set()
+        try:
+            for job in jobs:
+                running.add(pool.submit(_pack_chunk, *job))
+                if len(running) >= 2 * workers:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from (future.result() for future in done)
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _pack_chunk(
+    root: Path, names: list[str], rows: list[int], target: Path, settings: PackSettings
+) -> dict[int, dict[str, str]]:
+    """Decode, resize and store some films; for each row its digest or its error. Runs in a worker."""
+    array = np.lib.format.open_memmap(target, mode="r+")
+    top = 255 if settings.bits == 8 else 65535
+    results: dict[int, dict[str, str]] = {}
+    for name, row in zip(names, rows, strict=True):
+        try:
+            film, info = read_film(inside_root(root, name), voi=settings.voi)
+        except ImageError as error:
+            results[row] = {"error": str(error)}
+            continue
+        square = fit_square(film, settings.size, settings.fit)
+        pixels = np.rint(square * top).astype(settings.dtype)
+        array[row] = pixels
+        results[row] = {"digest": hashlib.blake2b(pixels.tobytes(), digest_size=12).hexdigest()}
+        if info.constant:
+            results[row]["note"] = "constant"
+    array.flush()
+    return results
+
+
+def _read_journal(out: Path) -> dict[int, dict[str, str]]:
+    """Results by row; later lines win, and a line torn by a kill is left out."""
+    results: dict[int, dict[str, str]] = {}
+    if not (out / JOURNAL).exists():
+        return results
+    for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        results[int(entry.pop("row"))] = entry
+    return results
+
+
+def _finish(
+    manifest: Manifest, out: Path, settings: PackSettings, results: Mapping[int, Mapping[str, str]]
+) -> PackSummary:
+    rows = [row for row in range(len(manifest)) if "digest" in results[row]]
+    if not rows:
+        first = next(iter(results.values()))["error"]
+        raise UserError(f"none of the {len(manifest)} films could be read; the first: {first}")
+    table = manifest.table.iloc[rows].copy()
+    table[ROW] = rows
+    table[DIGEST] = [results[row]["digest"] for row in rows]
+    packed = make_manifest(table, manifest.root, {**manifest.info, "pack": asdict(settings)})
+    names = manifest.table["image"]
+    skipped = {str(names.iloc[row]): entry["error"] for row, entry in sorted(results.items()) if "error" in entry}
+    constant = [str(names.iloc[row]) for row in rows if results[row].get("note") == "constant"]
+    content = "\n".join(f"{image}\t{digest}" for image, digest in zip(table["image"], table[DIGEST], strict=True))
+    summary = PackSummary(len(rows), skipped, sha256_text(content), manifest.hash, settings)
+    write_manifest(packed, out / MANIFEST)
+    write_json(
+        out / SUMMARY,
+        {
+            "format": FORMAT,
+            "films": summary.films,
+            "rows": len(manifest),
+            "hash": summary.hash,
+            "manifest_hash": summary.manifest_hash,
+            "settings": asdict(settings),
+            "constant": constant,
+            "skipped": skipped,
+        },
+    )
+    return summary
+
+
+def _flush(path: Path) -> None:
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,238 @@
+"""Splits by patient: official lists, validation carved from train, nested label fractions, grouped folds.
+
+A split is stored as lists of *patients*, so no patient can be in two parts, and carries a hash of the films that
+those patients bring. Result files quote that hash; two results with one hash were measured on the same films.
+
+All random choices come from one idea, :func:`stratified_order`: a shuffled order of the patients in which every
+prefix holds each finding in about its own share. A prefix is then a label fraction (so 1 % lies inside 10 %), a
+validation or a test part; cut into k equal pieces it gives the folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from afire.data.manifest import LABEL_PREFIX, SPLITS, Manifest
+from afire.errors import UserError
+from afire.files import read_json, sha256_text, write_json
+
+FORMAT = 1
+Scope = Literal["all", "listed"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which patients are in which part, how that was decided, and the hash of the films it means."""
+
+    patients: Mapping[str, Sequence[str]]
+    scope: Scope  # listed: only films to which the manifest gives a split; all: every film of these patients
+    method: Mapping[str, Any]
+    films: Mapping[str, int]
+    hash: str
+
+    def rows(self, manifest: Manifest) -> dict[str, np.ndarray]:
+        """Row numbers of each part in ``manifest``; refused when the films are not those the split was made for."""
+        parts = _rows(manifest, self.patients, self.scope)
+        found = films_hash(manifest, parts)
+        if found != self.hash:
+            counts = ", ".join(f"{part} {len(rows)} instead of {self.films[part]}" for part, rows in parts.items())
+            raise UserError(
+                f"the split does not fit this manifest: its hash is {self.hash[:12]}, the films here give {found[:12]} "
+                f"({counts}); make the split again with `afire data split`."
+            )
+        return parts
+
+
+def films_hash(manifest: Manifest, parts: Mapping[str, np.ndarray]) -> str:
+    """Hash of the set of (part, film) pairs; the order of rows does not matter."""
+    images = manifest.table["image"].to_numpy()
+    lines = sorted(f"{part}\t{image}" for part, rows in parts.items() for image in images[rows])
+    return sha256_text("\n".join(lines))
+
+
+def official_split(manifest: Manifest, val_share: float = 0.1, seed: int = 0) -> Split:
+    """The manifest's own split; a validation part is carved from train where the lists have none."""
+    _check_share(val_share, "validation")
+    listed = manifest.table["split"]
+    if not (listed == "train").any():
+        raise UserError("the manifest lists no training films; give --test to draw a split at random by patient.")
+    _refuse_crossing_patients(manifest)
+    patients = {part: _patients(manifest, listed == part) for part in SPLITS}
+    if not patients["val"] and val_share > 0:
+        order = stratified_order(manifest, patients["train"], seed, purpose="val")
+        patients["val"], patients["train"] = _prefix(manifest, order, val_share, "listed")
+    method = {"kind": "official", "val_share": val_share, "seed": seed}
+    return make_split(manifest, patients, "listed", method)
+
+
+def random_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.2, seed: int = 0) -> Split:
+    """Draw train, val and test by patient, stratified by label; the manifest's own split is not used."""
+    _check_share(val_share, "validation")
+    _check_share(test_share, "test")
+    if val_share + test_share >= 1:
+        raise UserError(f"validation {val_share} and test {test_share} together leave nothing to train on.")
+    order = stratified_order(manifest, _patients(manifest), seed, purpose="test")
+    test, rest = _prefix(manifest, order, test_share, "all")
+    val, train = _prefix(
+        manifest, stratified_order(manifest, rest, seed, purpose="val"), val_share / (1 - test_share), "all"
+    )
+    method = {"kind": "random", "val_share": val_share, "test_share": test_share, "seed": seed}
+    return make_split(manifest, {"train": train, "val": val, "test": test}, "all", method)
+
+
+def fold_splits(manifest: Manifest, folds: int, val_share: float = 0.1, seed: int = 0) -> list[Split]:
+    """Grouped k-fold over all films: each patient is tested once; validation is carved from the other folds."""
+    _check_share(val_share, "validation")
+    order = stratified_order(manifest, _patients(manifest), seed, purpose="folds")
+    if not 2 <= folds <= len(order):
+        raise UserError(f"{folds} folds are not possible with {len(order)} patients; choose 2 to {len(order)}.")
+    splits = []
+    remaining: Sequence[str] = order
+    for fold in range(folds):
+        test, remaining = _prefix(manifest, remaining, 1 / (folds - fold), "all", leave=folds - fold - 1)
+        rest = stratified_order(manifest, sorted(set(order) - set(test)), seed, purpose=f"val of fold {fold}")
+        val, train = _prefix(manifest, rest, val_share, "all")
+        method = {"kind": "folds", "folds": folds, "fold": fold, "val_share": val_share, "seed": seed}
+        splits.append(make_split(manifest, {"train": train, "val": val, "test": test}, "all", method))
+    return splits
+
+
+def fraction_of(split: Split, manifest: Manifest, fraction: float, seed: int = 0) -> Split:
+    """Keep a fraction of the training films, by patient. Smaller fractions lie inside larger ones of the same seed."""
+    if not 0 < fraction <= 1:
+        raise UserError(f"a label fraction lies between 0 and 100 %, not at {100 * fraction:g} %.")
+    split.rows(manifest)
+    order = stratified_order(manifest, split.patients["train"], seed, purpose="fraction")
+    train, _ = _prefix(manifest, order, fraction, split.scope)
+    method = {**split.method, "fraction": fraction, "fraction_seed": seed}
+    return make_split(manifest, {**split.patients, "train": train}, split.scope, method)
+
+
+def make_split(
+    manifest: Manifest, patients: Mapping[str, Sequence[str]], scope: Scope, method: Mapping[str, Any]
+) -> Split:
+    """A :class:`Split` of given patients, with its counts and hash; a patient in two parts is refused."""
+    owner: dict[str, str] = {}
+    for part, members in patients.items():
+        for patient in members:
+            if owner.setdefault(patient, part) != part:
+                raise UserError(f"patient {patient} would be in {owner[patient]} and in {part}.")
+    rows = _rows(manifest, patients, scope)
+    if len(rows["train"]) == 0:
+        raise UserError("the split leaves no film to train on; use a smaller validation or test share.")
+    films = {part: len(indices) for part, indices in rows.items()}
+    ordered = {part: sorted(members) for part, members in patients.items()}
+    return Split(ordered, scope, dict(method), films, films_hash(manifest, rows))
+
+
+def write_split(split: Split, path: Path) -> None:
+    """Write a split as JSON."""
+    write_json(
+        path,
+        {
+            "format": FORMAT,
+            "hash": split.hash,
+            "method": dict(split.method),
+            "scope": split.scope,
+            "films": dict(split.films),
+            "patients": {part: list(members) for part, members in split.patients.items()},
+        },
+    )
+
+
+def read_split(path: Path) -> Split:
+    """Read what :func:`write_split` wrote."""
+    raw = read_json(path)
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise UserError(f"{path} is not a split file of format {FORMAT}; make it with `afire data split`.")
+    try:
+        return Split(raw["patients"], raw["scope"], raw["method"], raw["films"], raw["hash"])
+    except KeyError as missing:
+        raise UserError(f"{path} lacks {missing}; make the split again with `afire data split`.") from None
+
+
+def stratified_order(manifest: Manifest, patients: Sequence[str], seed: int, purpose: str) -> list[str]:
+    """A random order of ``patients`` in which every prefix has about the same share of each finding.
+
+    Each patient belongs to the stratum of the rarest finding in any of their films. Within a stratum of n patients
+    the shuffled r-th stands at (r + u) / n with one random u in [0, 1) for the stratum: systematic sampling, so a
+    prefix of share f holds floor or ceil of f * n of them. The order depends on the seed and the purpose, not on
+    the order of rows.
+    """
+    strata = _strata(manifest)
+    by_stratum: dict[str, list[str]] = {}
+    for patient in sorted(patients):
+        by_stratum.setdefault(strata[patient], []).append(patient)
+    position: dict[str, float] = {}
+    for stratum, members in sorted(by_stratum.items()):
+        rng = np.random.default_rng(_entropy(seed, purpose, stratum))
+        offset = rng.random()
+        for rank, index in enumerate(rng.permutation(len(members))):
+            position[members[index]] = (rank + offset) / len(members)
+    return sorted(position, key=lambda patient: (position[patient], patient))
+
+
+def _entropy(seed: int, *words: str) -> list[int]:
+    return [seed, *(int(sha256_text(word)[:8], 16) for word in words)]
+
+
+def _strata(manifest: Manifest) -> dict[str, str]:
+    """Each patient's rarest finding, or whether they are normal, as the name of their stratum."""
+    table = manifest.table
+    columns = [name for name in table.columns if name.startswith(LABEL_PREFIX)]
+    has = table[columns].eq(1.0).groupby(table["patient"], sort=True).any()
+    normal = table["normal"].groupby(table["patient"], sort=True).min()
+    stratum = normal.map({1.0: "normal", 0.0: "abnormal"}).fillna("unknown").astype("object")
+    # From common to rare: the rarest finding is written last and stays.
+    for name in has.sum().sort_values(ascending=False, kind="stable").index:
+        stratum[has[name]] = name
+    return {str(patient): str(name) for patient, name in stratum.items()}
+
+
+def _prefix(
+    manifest: Manifest, order: Sequence[str], share: float, scope: Scope, leave: int = 0
+) -> tuple[list[str], list[str]]:
+    """Cut ``order`` where the films before the cut come closest to ``share`` of all.
+
+    At least one patient is before the cut if the share is not 0, and at least ``leave`` patients behind it.
+    """
+    if share <= 0 or not order:
+        return [], list(order)
+    table = manifest.table if scope == "all" else manifest.table[manifest.table["split"] != ""]
+    per_patient = table["patient"].value_counts()
+    films = np.cumsum(per_patient.reindex(list(order), fill_value=0).to_numpy())
+    cut = min(int(np.abs(films - share * films[-1]).argmin()) + 1, len(order) - leave)
+    return list(order[:cut]), list(order[cut:])
+
+
+def _rows(manifest: Manifest, patients: Mapping[str, Sequence[str]], scope: Scope) -> dict[str, np.ndarray]:
+    usable = np.ones(len(manifest), bool) if scope == "all" else (manifest.table["split"] != "").to_numpy()
+    column = manifest.table["patient"]
+    return {part: np.flatnonzero(column.isin(list(patients.get(part, ()))).to_numpy() & usable) for part in SPLITS}
+
+
+def _patients(manifest: Manifest, keep: pd.Series | None = None) -> list[str]:
+    column = manifest.table["patient"]
+    return sorted((column if keep is None else column[keep]).unique())
+
+
+def _refuse_crossing_patients(manifest: Manifest) -> None:
+    listed = manifest.table[manifest.table["split"] != ""]
+    parts = listed.groupby("patient")["split"].unique()
+    crossing = parts[parts.str.len() > 1]
+    if len(crossing):
+        raise UserError(
+            f"{len(crossing)} patients are in more than one split (patient {crossing.index[0]}: "
+            f"{' and '.join(sorted(crossing.iloc[0]))}); mend the manifest, or give --test to draw a split by patient."
+        )
+
+
+def _check_share(share: float, what: str) -> None:
+    if not 0 <= share < 1:
+        raise UserError(f"the {what} share lies between 0 and 1, not at {share:g}.")

@@ -1,0 +1,22 @@
+#!/bin/sh
+# The main job end to end on films that afire draws itself: no download, no GPU.
+set -eu
+out=$1
+films=$2
+
+say() { printf '\n\033[1m%s\033[0m\n' "$1"; }
+
+say "1. Draw $films phantom chest films, normal and with five findings"
+afire data phantom --count "$films" --size 224 --seed 0 --out "$out/phantom"
+say "2. What is in them"
+afire data stats --data "$out/phantom/manifest.parquet"
+say "3. Audit: leaks, duplicates, inverted films, shortcuts"
+afire data check --data "$out/phantom/manifest.parquet" --out "$out/audit"
+say "4. Split by patient"
+afire data split --data "$out/phantom/manifest.parquet" --out "$out/splits" --fractions 10,100
+say "5. Pack: decode and resize once"
+afire data pack --data "$out/phantom/manifest.parquet" --out "$out/pack" --size 128
+say "6. Lesions drawn on normal films, as pre-training sees them"
+afire lesions preview --data "$out/pack" --out "$out/lesions.png"
+say "Done. Look at:"
+printf '  %s\n' "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/audit/audit.html"

@@ -1,0 +1,95 @@
+"""The command line's manners: quick help, one sentence for a mistake, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from afire import __version__
+from afire.cli import app
+
+
+def afire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "afire", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+def all_commands() -> list[list[str]]:
+    found: list[list[str]] = []
+
+    def walk(command: object, path: list[str]) -> None:
+        below = getattr(command, "commands", None)
+        if below:
+            for name, child in below.items():
+                walk(child, [*path, name])
+        else:
+            found.append(path)
+
+    walk(get_command(app), [])
+    return found
+
+
+def test_version() -> None:
+    assert afire("--version").stdout == f"afire {__version__}\n"
+
+
+def test_help_needs_neither_torch_nor_pandas() -> None:
+    code = (
+        "import sys\n"
+        "from afire.cli import app\n"
+        "try: app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'pydantic', 'matplotlib', 'sklearn', 'scipy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", all_commands(), ids=" ".join)
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    found = get_command(app)
+    for name in command:
+        found = found.commands[name]  # type: ignore[attr-defined]
+    assert "Example: [cyan]afire " + " ".join(command) in (found.help or "")
+
+
+def test_unknown_command_is_a_usage_error() -> None:
+    assert afire("nonsense").returncode == 2
+
+
+def test_wrong_choice_names_the_allowed_ones() -> None:
+    done = afire("config", "--preset", "huge", COLUMNS="200")
+    assert done.returncode == 2 and "tiny" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_config_prints_what_it_reads(tmp_path: Path) -> None:
+    first = afire("config", "--preset", "tiny", "--set", "training.epochs=2")
+    (tmp_path / "c.yaml").write_text(first.stdout)
+    second = afire("config", "--config", str(tmp_path / "c.yaml"))
+    assert first.returncode == 0 and first.stdout == second.stdout
+    third = afire("config", "--preset", "tiny", "--set", "training.epochs=2", "--out", str(tmp_path / "d.yaml"))
+    assert third.returncode == 0 and (tmp_path / "d.yaml").read_text() == first.stdout
+
+
+def test_a_users_mistake_is_one_line_on_standard_error() -> None:
+    done = afire("config", "--set", "nonsense=1")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: unknown setting nonsense")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_sentence() -> None:
+    code = (
+        "import errno, sys\nimport afire.cli as cli\n"
+        "@cli.app.command('fill')\n"
+        "def fill() -> None:\n    raise OSError(errno.ENOSPC, 'No space left on device', '/data/out')\n"
+        "sys.argv = ['afire', 'fill']\ncli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2 and "No space left on device" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,20 @@
+"""Shared fixtures: where the real films are, and small sets that tests draw themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Test processes run side by side on few cores; one thread each is faster than all of them fighting.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder with the public datasets, or a skip."""
+    folder = os.environ.get("AFIRE_DATA")
+    if not folder:
+        pytest.skip("AFIRE_DATA is not set")
+    return Path(folder)

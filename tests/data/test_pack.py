@@ -1,0 +1,219 @@
+"""The pack: right pixels, nothing lost in a kill, bad files named, one folder for one pack."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from afire.data.dataset import DecodedFilms, PackedFilms, open_films, open_manifest
+from afire.data.decode import read_film
+from afire.data.manifest import Manifest, make_manifest, write_manifest
+from afire.data.pack import PackSettings, pack, read_summary
+from afire.data.resize import fit_square
+from afire.errors import UserError
+
+SMALL = PackSettings(size=32)
+
+
+def draw(folder: Path, count: int, bits: int = 8, side: int = 48) -> Manifest:
+    """Smooth random films in ``folder``, one patient each."""
+    rng = np.random.default_rng(7)
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    for index in range(count):
+        coarse = Image.fromarray(rng.random((6, 6), np.float32)).resize((side, side + 8), Image.Resampling.BICUBIC)
+        film = np.clip(np.asarray(coarse), 0, 1)
+        name = f"film{index:04d}.png"
+        pixels = (film * 255).astype(np.uint8) if bits == 8 else (film * 65535).astype(np.uint16)
+        Image.fromarray(pixels).save(folder / name)
+        names.append(name)
+    return make_manifest(pd.DataFrame({"image": names}), folder)
+
+
+@pytest.mark.parametrize(("bits", "top"), [(8, 255), (16, 65535)])
+def test_packed_pixels_are_the_decoded_ones(tmp_path: Path, bits: int, top: int) -> None:
+    manifest = draw(tmp_path / "films", 5, bits)
+    pack(manifest, tmp_path / "pack", PackSettings(size=32, bits=bits), workers=1)  # type: ignore[arg-type]
+    films = PackedFilms(tmp_path / "pack")
+    assert len(films) == 5 and films[0].shape == (1, 32, 32) and films[0].dtype == torch.float32
+    for row in range(5):
+        film, _ = read_film(manifest.path(row))
+        expected = torch.from_numpy(fit_square(film, 32, "squash"))
+        assert (films[row][0] - expected).abs().max() <= 0.5 / top + 1e-6
+    if bits == 16:
+        assert len(films[0].unique()) > 256  # 16-bit depth survived
+
+
+def test_batches_follow_the_rows_asked_for(tmp_path: Path) -> None:
+    pack(draw(tmp_path / "films", 6), tmp_path / "pack", SMALL, workers=1)
+    films = open_films(tmp_path / "pack")
+    batch = films.batch([4, 0, 4])
+    assert torch.equal(batch, torch.stack([films[4], films[0], films[4]]))
+
+
+def test_a_loader_with_workers_gives_the_same_films(tmp_path: Path) -> None:
+    pack(draw(tmp_path / "films", 6), tmp_path / "pack", SMALL, workers=1)
+    films = PackedFilms(tmp_path / "pack")
+    loader = torch.utils.data.DataLoader(films, batch_size=2, num_workers=1)
+    assert torch.equal(torch.cat(list(loader)), films.batch(range(6)))
+
+
+def test_processes_give_the_same_pack_as_one(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 70)
+    one = pack(manifest, tmp_path / "one", SMALL, workers=1)
+    two = pack(manifest, tmp_path / "two", SMALL, workers=2)
+    assert one.hash == two.hash
+    assert np.array_equal(np.load(tmp_path / "one/images.npy"), np.load(tmp_path / "two/images.npy"))
+
+
+def test_a_bad_film_stops_and_a_mended_one_continues(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 70)
+    good = (tmp_path / "films/film0066.png").read_bytes()
+    (tmp_path / "films/film0066.png").write_bytes(good[: len(good) // 2])
+    with pytest.raises(UserError, match=r"film0066\.png.*--on-error skip"):
+        pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    with pytest.raises(UserError, match="begun but not finished"):
+        read_summary(tmp_path / "pack")
+    (tmp_path / "films/film0066.png").write_bytes(good)
+    assert pack(manifest, tmp_path / "pack", SMALL, workers=1).films == 70
+
+
+def test_skipped_films_are_named_and_filled_in_once_mended(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 5)
+    good = (tmp_path / "films/film0002.png").read_bytes()
+    (tmp_path / "films/film0002.png").write_bytes(b"")
+    summary = pack(manifest, tmp_path / "pack", SMALL, on_error="skip", workers=1)
+    assert summary.films == 4 and list(summary.skipped) == ["film0002.png"]
+    films = PackedFilms(tmp_path / "pack")
+    assert films.manifest.table["image"].tolist() == [f"film{i:04d}.png" for i in (0, 1, 3, 4)]
+    decoded = DecodedFilms(films.manifest, 32)
+    assert (films[2] - decoded[2]).abs().max() < 0.003  # row 2 is film 3: holes do not shift films
+    (tmp_path / "films/film0002.png").write_bytes(good)
+    mended = pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert mended.films == 5 and not mended.skipped
+    assert mended.hash == pack(manifest, tmp_path / "fresh", SMALL, workers=1).hash
+
+
+def test_nothing_readable_is_a_sentence(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 2)
+    for row in range(2):
+        manifest.path(row).write_bytes(b"not an image")
+    with pytest.raises(UserError, match="none of the 2 films could be read"):
+        pack(manifest, tmp_path / "pack", SMALL, on_error="skip", workers=1)
+
+
+def test_a_folder_holds_one_pack(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 3)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    before = read_summary(tmp_path / "pack")
+    with pytest.raises(UserError, match="size 32 there, 64 asked"):
+        pack(manifest, tmp_path / "pack", PackSettings(size=64), workers=1)
+    assert read_summary(tmp_path / "pack") == before
+
+
+def test_a_foreign_array_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "pack").mkdir()
+    np.save(tmp_path / "pack/images.npy", np.zeros(3))
+    with pytest.raises(UserError, match="not from `afire data pack`"):
+        pack(draw(tmp_path / "films", 3), tmp_path / "pack", SMALL, workers=1)
+
+
+def test_an_array_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    pack(draw(tmp_path / "films", 3), tmp_path / "pack", SMALL, workers=1)
+    np.save(tmp_path / "pack/images.npy", np.zeros((2, 32, 32), np.uint8))
+    with pytest.raises(UserError, match="pack again"):
+        PackedFilms(tmp_path / "pack")
+
+
+def test_two_writers_are_kept_apart(tmp_path: Path) -> None:
+    from afire.files import folder_lock
+
+    manifest = draw(tmp_path / "films", 3)
+    with folder_lock(tmp_path / "pack", "the pack"), pytest.raises(UserError, match="another process is writing"):
+        pack(manifest, tmp_path / "pack", SMALL, workers=1)
+
+
+def test_a_torn_journal_line_is_packed_again(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 3)
+    whole = pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    journal = tmp_path / "pack/journal.jsonl"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:2], lines[2][:10]]))
+    assert pack(manifest, tmp_path / "pack", SMALL, workers=1).hash == whole.hash
+
+
+@pytest.mark.slow
+def test_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 600, side=300)
+    write_manifest(manifest, tmp_path / "films.parquet")
+    expected = pack(manifest, tmp_path / "expected", PackSettings(size=64), workers=1).hash
+    out = tmp_path / "pack"
+    command = [
+        sys.executable,
+        "-m",
+        "afire",
+        "data",
+        "pack",
+        "--data",
+        str(tmp_path / "films.parquet"),
+        "--out",
+        str(out),
+    ]
+    command += ["--size", "64", "--workers", "2", "--quiet"]
+    kills = 0
+    for _ in range(6):
+        process = subprocess.Popen(command, start_new_session=True)
+        lines = _journal_lines(out)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and _journal_lines(out) <= lines and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if process.poll() is not None:
+            break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        kills += 1
+        assert not (out / "pack.json").exists()
+    assert kills >= 1
+    subprocess.run(command, check=True, timeout=120)
+    summary = json.loads((out / "pack.json").read_text())
+    assert summary["hash"] == expected and summary["films"] == 600
+    assert np.array_equal(np.load(out / "images.npy"), np.load(tmp_path / "expected/images.npy"))
+
+
+def _journal_lines(out: Path) -> int:
+    journal = out / "journal.jsonl"
+    return len(journal.read_bytes().splitlines()) if journal.exists() else 0
+
+
+def test_a_wrong_path_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "afire",
+        "data",
+        "pack",
+        "--data",
+        str(tmp_path / "no"),
+        "--out",
+        str(tmp_path / "p"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "does not exist" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_pack_opens_as_a_manifest_too(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 3)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert open_manifest(tmp_path / "pack").table["image"].tolist() == manifest.table["image"].tolist()

@@ -1,0 +1,70 @@
+"""Files appear whole or not at all."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from afire.errors import UserError
+from afire.files import (
+    folder_lock,
+    read_json,
+    require_file,
+    require_folder,
+    sha256_file,
+    write_atomic,
+    write_json,
+    write_text,
+)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    target = tmp_path / "a.txt"
+    write_text(target, "old")
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise RuntimeError("torn")
+
+    with pytest.raises(RuntimeError):
+        write_atomic(target, fail)
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+def test_written_files_are_readable_by_others(tmp_path: Path) -> None:
+    write_text(tmp_path / "deep/a.txt", "x")
+    ordinary = tmp_path / "b.txt"
+    ordinary.write_text("x")
+    assert stat.S_IMODE((tmp_path / "deep/a.txt").stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
+
+
+def test_json_round_trips_and_nan_is_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"é": [1, None]})
+    assert read_json(tmp_path / "a.json") == {"é": [1, None]}
+    with pytest.raises(ValueError, match="Out of range"):
+        write_json(tmp_path / "b.json", float("nan"))
+    (tmp_path / "c.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_json(tmp_path / "c.json")
+    with pytest.raises(UserError, match="does not exist"):
+        read_json(tmp_path / "d.json")
+
+
+def test_a_lock_is_released(tmp_path: Path) -> None:
+    with folder_lock(tmp_path, "the pack"), pytest.raises(UserError), folder_lock(tmp_path, "the pack"):
+        pass
+    with folder_lock(tmp_path, "the pack"):
+        pass
+
+
+def test_paths_of_the_wrong_kind_are_sentences(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("abc")
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        require_folder(tmp_path / "f", "root")
+    with pytest.raises(UserError, match="is a folder, not a file"):
+        require_file(tmp_path, "manifest")
+    with pytest.raises(UserError, match="does not exist"):
+        require_file(tmp_path / "g", "manifest")
+    assert sha256_file(tmp_path / "f").startswith("ba7816bf")
