@@ -3,25 +3,32 @@
 Columns
     image     path relative to the root, with forward slashes; unique
     split     ``train``, ``val``, ``test`` or empty
-    patient   an id that groups films of one person; never a name
-    view      ``PA``, ``AP``, ``LATERAL`` or empty
+    patient   an id that groups films of one person; never a name; the film itself where unknown
+    view      ``PA``, ``AP``, ``LATERAL``, rarely another view's name, or empty
     normal    1.0 normal, 0.0 not, NaN unknown: the rule is the dataset builder's
     label:X   1.0 present, 0.0 absent, NaN unknown, one column for each finding X
     boxes     JSON list of {label, x, y, w, h} in fractions of width and height, or empty
     mask      path of a mask image relative to the root, or empty; non-zero = inside
-    rle       JSON {size: [height, width], runs: [[start, length], ...]} row-major, or empty
+    rle       JSON {size: [height, width], runs: [[start, length], ...]} row-major, or empty; no runs = nothing inside
     meta:X    anything else worth keeping (original width, subtype); never an identifying tag
+
+Parquet and CSV hold the same table. CSV knows no types, so types follow from the content: a ``meta:`` column in which
+every value is a plainly written number is numeric, any other is text (``007`` stays ``007``).
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from afire.errors import UserError
@@ -33,6 +40,21 @@ SPLITS = ("train", "val", "test")
 TEXT_COLUMNS = ("image", "split", "patient", "view", "boxes", "mask", "rle")
 _METADATA_KEY = b"afire.manifest"
 _CSV_HEADER = "# afire manifest "
+_UNKNOWN = ("", "nan", "none", "<na>", "na", "n/a", "null")
+_LEAVES_ROOT = r"^/|^[A-Za-z]:|(?:^|/)\.\.(?:/|$)|[\x00-\x1f\x7f]"
+_EDGE = 1 + 1e-6  # of a box in fractions; sums of rounded fractions may pass 1 by a hair
+_UNTIDY = r"//|(?:^|/)\.(?:/|$)|/$"
+
+
+@dataclass(frozen=True)
+class Box:
+    """A finding's box: left, top, width and height in fractions of the film's width and height."""
+
+    label: str
+    x: float
+    y: float
+    w: float
+    h: float
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,7 @@ class Manifest:
     @property
     def hash(self) -> str:
         """Content hash of the table; equal for Parquet and CSV, whatever the root and the column types."""
-        return sha256_text(self.table.to_csv(index=False, float_format="%.9g", lineterminator="\n"))
+        return sha256_text(_csv_text(self.table))
 
     def path(self, row: int) -> Path:
         """Full path of the film in ``row``."""
@@ -63,7 +85,11 @@ class Manifest:
     def mask_path(self, row: int) -> Path | None:
         """Full path of the mask in ``row``, if it has one."""
         name = str(self.table["mask"].iloc[row])
-        return inside_root(self.root, name) if name else None
+        return inside_root(self.root, name, "mask") if name else None
+
+    def boxes(self, row: int) -> list[Box]:
+        """The boxes drawn in the film in ``row``."""
+        return parse_boxes(str(self.table["boxes"].iloc[row]), str(self.table["image"].iloc[row]))
 
     def where(self, keep: pd.Series) -> Manifest:
         """The rows where ``keep`` is true, renumbered."""
@@ -72,68 +98,146 @@ class Manifest:
 
 def make_manifest(table: pd.DataFrame, root: Path, info: Mapping[str, Any] | None = None) -> Manifest:
     """Complete missing columns, bring them in order and check that the table is a manifest."""
-    table = table.copy()
-    if "image" not in table:
-        raise UserError(f"the manifest has no column 'image'; its columns are {', '.join(map(str, table.columns))}.")
-    if len(table) == 0:
-        raise UserError(f"the manifest for {root} has no rows.")
+    table = table.reset_index(drop=True)
+    _check_columns(table, root)
     for name in TEXT_COLUMNS:
-        values = table[name] if name in table else pd.Series("", index=table.index)
-        table[name] = values.astype("object").where(values.notna(), "").astype(str)
+        table[name] = _as_text(table[name], name) if name in table else ""
+    for name in ("image", "mask"):
+        table[name] = _clean_paths(table[name], name)
     # A film without a patient id is its own patient: the only grouping that invents nothing.
     table["patient"] = table["patient"].where(table["patient"] != "", table["image"])
     if "normal" not in table:
         table["normal"] = float("nan")
-    numeric = ["normal"] + [name for name in table.columns if name.startswith(LABEL_PREFIX)]
-    for name in numeric:
-        table[name] = _as_label(table[name], name)
     labels = [name for name in table.columns if name.startswith(LABEL_PREFIX)]
     metas = [name for name in table.columns if name.startswith(META_PREFIX)]
+    for name in ["normal", *labels]:
+        table[name] = _as_label(table[name], name)
+    for name in metas:
+        table[name] = _as_meta(table[name], name)
+    _check_rows(table)
     order = ["image", "split", "patient", "view", "normal", *labels, "boxes", "mask", "rle", *metas]
-    unknown = [name for name in table.columns if name not in order]
+    return Manifest(table[order], root, dict(info or {}))
+
+
+def _check_columns(table: pd.DataFrame, root: Path) -> None:
+    names = [str(name) for name in table.columns]
+    if "image" not in names:
+        raise UserError(f"the manifest has no column 'image'; its columns are {', '.join(names)}.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(f"the manifest has the column {repeated[0]} more than once.")
+    known = {*TEXT_COLUMNS, "normal"}
+    unknown = [name for name in names if name not in known and not name.startswith((LABEL_PREFIX, META_PREFIX))]
+    unknown += [name for name in names if name in (LABEL_PREFIX, META_PREFIX)]
     if unknown:
         raise UserError(f"unknown manifest columns {', '.join(unknown)}; name labels label:X and other facts meta:X.")
-    _check_rows(table)
-    return Manifest(table[order].reset_index(drop=True), root, dict(info or {}))
+    if len(table) == 0:
+        raise UserError(f"the manifest for {root} has no rows.")
+
+
+def _as_text(values: pd.Series, name: str) -> pd.Series:
+    if pd.api.types.is_float_dtype(values):  # ids that pandas made floats because one was missing: 12.0 was 12
+        numbers = values.to_numpy(dtype="float64", na_value=np.nan)
+        if (np.isnan(numbers) | (np.abs(numbers) < 2**53) & (numbers == np.floor(numbers))).all():
+            values = pd.Series(numbers, index=values.index).astype("Int64")
+    try:
+        text: pd.Series = values.astype("object").where(values.notna(), "").astype(str)
+        if text.dtype == object:  # pandas 2 would fail only when it writes; pandas 3 has refused by now
+            "".join(text).encode("utf-8")
+        return text
+    except UnicodeEncodeError as error:
+        raise UserError(f"column {name} holds {error.object!r}, which is not valid text (UTF-8); rename it.") from None
 
 
 def _as_label(values: pd.Series, name: str) -> pd.Series:
-    numbers = pd.to_numeric(values, errors="coerce").astype("float64")
-    wrong = values.notna() & (values.astype(str).str.strip() != "") & ~numbers.isin([0.0, 1.0]) & ~_is_nan(values)
-    if wrong.any():
+    parsed = pd.to_numeric(values, errors="coerce").to_numpy("float64", na_value=np.nan)
+    numbers: pd.Series = pd.Series(parsed, index=values.index)
+    doubtful = values[~numbers.isin([0.0, 1.0])]
+    wrong = doubtful[~doubtful.isna() & ~doubtful.astype(str).str.strip().str.lower().isin(_UNKNOWN)]
+    if len(wrong):
         raise UserError(
-            f"column {name} holds {values[wrong].iloc[0]!r} in row {int(wrong.to_numpy().argmax())}; "
+            f"column {name} holds {str(wrong.iloc[0])!r} in row {wrong.index[0] + 1} ({len(wrong):,} such rows); "
             "allowed are 1, 0 and empty (unknown)."
         )
     return numbers
 
 
-def _is_nan(values: pd.Series) -> pd.Series:
-    return values.astype(str).str.lower().isin(["nan", "none", "<na>"])
+def _as_meta(values: pd.Series, name: str) -> pd.Series:
+    if pd.api.types.is_float_dtype(values):
+        floats: pd.Series = pd.Series(values.to_numpy(dtype="float64", na_value=np.nan), index=values.index)
+        return floats
+    text = _as_text(values, name)
+    distinct = [value for value in text.unique() if value != ""]
+    if not all(map(_plain_number, distinct)):
+        return text
+    numbers: pd.Series = text.mask(text == "", "nan").astype("float64")
+    return numbers
+
+
+def _plain_number(text: str) -> bool:
+    """Whether ``text`` is what a float column would be written as, so that writing and reading it again is exact."""
+    try:
+        return f"{float(text):.9g}" == text and text != "nan"
+    except ValueError:
+        return False
+
+
+def _clean_paths(values: pd.Series, what: str) -> pd.Series:
+    """Forward slashes without ``./`` and ``//``, checked like :func:`check_relative` but for a whole column at once."""
+    values = values.str.replace("\\", "/", regex=False)
+    for value in values[values.str.contains(_LEAVES_ROOT)].head(1):
+        check_relative(value, what)
+    untidy = values.str.contains(_UNTIDY)
+    if untidy.any():
+        values = values.where(~untidy, values[untidy].map(lambda value: PurePosixPath(value).as_posix()))
+    return values
 
 
 def _check_rows(table: pd.DataFrame) -> None:
-    for name in ("image", "mask"):
-        for value in table[name]:
-            check_relative(value, name)
+    empty = table["image"].isin(["", "."])
+    if empty.any():
+        raise UserError(f"the image path in row {int(empty.to_numpy().argmax()) + 1} of the manifest is empty.")
     repeated = table["image"][table["image"].duplicated()]
     if len(repeated):
-        raise UserError(f"the manifest lists {repeated.iloc[0]} more than once ({len(repeated)} repeated rows).")
+        raise UserError(f"the manifest lists {repeated.iloc[0]} more than once ({len(repeated):,} repeated rows).")
     wrong = ~table["split"].isin(["", *SPLITS])
     if wrong.any():
         raise UserError(f"split {table['split'][wrong].iloc[0]!r} is not one of {', '.join(SPLITS)} or empty.")
+    with_boxes = table["boxes"] != ""
+    for image, text in zip(table["image"][with_boxes], table["boxes"][with_boxes], strict=True):
+        parse_boxes(text, image)
+
+
+def parse_boxes(text: str, image: str = "") -> list[Box]:
+    """The boxes in a cell of the column ``boxes``; an empty cell has none. ``image`` is named in the error."""
+    if not text:
+        return []
+    try:
+        boxes = [
+            Box(str(item["label"]), float(item["x"]), float(item["y"]), float(item["w"]), float(item["h"]))
+            for item in json.loads(text)
+        ]
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+        raise UserError(f"the boxes of {image} are not a JSON list of {{label, x, y, w, h}}: {text[:80]!r}.") from None
+    for box in boxes:
+        # Written so that NaN fails every comparison.
+        if not (box.x >= 0 and box.y >= 0 and box.w > 0 and box.h > 0 and box.x + box.w <= _EDGE >= box.y + box.h):
+            raise UserError(
+                f"a box of {image} lies outside the film (x {box.x:g}, y {box.y:g}, w {box.w:g}, h {box.h:g}); "
+                "boxes are fractions of width and height, between 0 and 1."
+            )
+    return boxes
 
 
 def check_relative(value: str, what: str) -> None:
-    """Refuse absolute paths, drive letters and ``..``: a manifest must not reach outside its root."""
-    path = PurePosixPath(value.replace("\\", "/"))
-    if path.is_absolute() or ".." in path.parts or (len(value) > 1 and value[1] == ":"):
+    """Refuse absolute paths, drive letters, ``..`` and control characters: a manifest stays inside its root."""
+    if re.search(_LEAVES_ROOT, value.replace("\\", "/")):
         raise UserError(f"{what} path {value!r} leaves the manifest's root; use paths relative to it.")
 
 
-def inside_root(root: Path, relative: str) -> Path:
+def inside_root(root: Path, relative: str, what: str = "image") -> Path:
     """``root/relative``, refused if a link on the way leads out of the root."""
-    check_relative(relative, "image")
+    check_relative(relative, what)
     path = root / relative
     real_root = os.path.realpath(root)
     if os.path.commonpath([real_root, os.path.realpath(path)]) != real_root:
@@ -141,16 +245,28 @@ def inside_root(root: Path, relative: str) -> Path:
     return path
 
 
+def check_manifest_name(path: Path) -> None:
+    """Refuse a name that :func:`write_manifest` could not write, before the work and not after it."""
+    if path.suffix.lower() not in (".csv", ".parquet"):
+        raise UserError(f"{path}: a manifest ends in .parquet or .csv.")
+
+
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write ``.parquet`` or ``.csv``; the root is stored relative to the file, so that the two can move together."""
+    check_manifest_name(path)
     info = {**manifest.info, "root": _relative_or_absolute(manifest.root, path.parent)}
-    if path.suffix == ".csv":
-        text = manifest.table.to_csv(index=False, float_format="%.9g", lineterminator="\n")
-        write_text(path, f"{_CSV_HEADER}{json.dumps(info)}\n{text}")
-    elif path.suffix == ".parquet":
-        write_atomic(path, lambda temporary: _write_parquet(manifest.table, info, temporary))
+    if path.suffix.lower() == ".csv":
+        write_text(path, f"{_CSV_HEADER}{json.dumps(info)}\n{_csv_text(manifest.table)}")
     else:
-        raise UserError(f"{path}: a manifest ends in .parquet or .csv.")
+        write_atomic(path, lambda temporary: _write_parquet(manifest.table, info, temporary))
+
+
+def _csv_text(table: pd.DataFrame) -> str:
+    """The table as CSV; also what the hash is taken of."""
+    # Labels are written by hand: pandas formats floats one by one, which takes seconds for a large table.
+    names = [name for name in table.columns if name == "normal" or name.startswith(LABEL_PREFIX)]
+    digits = {name: np.where(table[name].isna(), "", np.where(table[name] == 1.0, "1", "0")) for name in names}
+    return str(table.assign(**digits).to_csv(index=False, float_format="%.9g", lineterminator="\n"))
 
 
 def _relative_or_absolute(root: Path, folder: Path) -> str:
@@ -173,14 +289,16 @@ def _write_parquet(table: pd.DataFrame, info: Mapping[str, Any], path: Path) -> 
 def read_manifest(path: Path, root: Path | None = None) -> Manifest:
     """Read Parquet or CSV. ``root`` overrides the stored one; a plain CSV's root is its own folder."""
     require_file(path, "manifest")
-    if path.suffix == ".parquet":
-        table, info = _read_parquet(path)
-    elif path.suffix == ".csv":
-        table, info = _read_csv(path)
-    else:
-        raise UserError(f"{path}: a manifest ends in .parquet or .csv.")
+    check_manifest_name(path)
+    try:
+        table, info = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    except json.JSONDecodeError:
+        raise UserError(f"{path}: what says how this manifest was made is torn; build it again.") from None
     stored = str(info.pop("root", "."))
-    return make_manifest(table, root if root is not None else (path.parent / stored), info)
+    try:
+        return make_manifest(table, root if root is not None else (path.parent / stored).resolve(), info)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -188,23 +306,38 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        arrow = pq.read_table(path)
-    except (pa.ArrowInvalid, OSError) as error:
+        arrow = pq.read_table(path, partitioning=None)  # a folder called a=b must not become a column
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise UserError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
     raw = (arrow.schema.metadata or {}).get(_METADATA_KEY)
-    return arrow.to_pandas(), json.loads(raw) if raw else {}
+    return arrow.to_pandas(), _as_info(raw.decode("utf-8", "replace")) if raw else {}
 
 
 def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     try:
         with path.open(encoding="utf-8-sig") as stream:
             first = stream.readline()
-            ours = first.startswith(_CSV_HEADER)
-            info = json.loads(first.removeprefix(_CSV_HEADER)) if ours else {}
-        text = list(TEXT_COLUMNS)
-        table = pd.read_csv(
-            path, skiprows=1 if ours else 0, dtype=dict.fromkeys(text, str), keep_default_na=True, encoding="utf-8-sig"
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{path} is not a readable CSV file ({error}).") from None
+        # A spreadsheet that saves the file again splits the first line at its commas and quotes the parts.
+        line = ",".join(next(csv.reader([first]), [])).rstrip(",") if first.startswith('"') else first
+        ours = line.startswith(_CSV_HEADER)
+        info = _as_info(line.removeprefix(_CSV_HEADER)) if ours else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # more cells in a row than in the header
+            table = pd.read_csv(
+                path,
+                skiprows=1 if ours else 0,
+                dtype=str,
+                keep_default_na=False,  # a patient may be called NA
+                index_col=False,
+                encoding="utf-8-sig",
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a readable CSV file ({str(error).splitlines()[0]}).") from None
     return table, info
+
+
+def _as_info(text: str) -> dict[str, Any]:
+    info = json.loads(text)
+    if not isinstance(info, dict):
+        raise json.JSONDecodeError("not an object", text, 0)
+    return info
