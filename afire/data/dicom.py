@@ -25,7 +25,7 @@ from pydicom.pixels import apply_color_lut, get_decoder, pixel_array
 from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGExtended12Bit
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
-from afire.data.film import Film, FilmInfo, check_size, grey_from_rgb, is_constant, require_finite
+from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite
 from afire.errors import ImageError, UserError
 
 MODALITIES = ("CR", "DX", "DR", "RG", "XR", "OT", "")
@@ -35,7 +35,7 @@ SALT_VARIABLE = "AFIRE_PATIENT_SALT"
 DEFAULT_SALT = "afire"
 
 _TAGS = [
-    "Modality", "PatientID", "ViewPosition", "ViewCodeSequence",
+    "Modality", "PatientID", "ViewPosition", "ViewCodeSequence", "PatientPosition",
     "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
     "PixelPaddingValue", "PixelPaddingRangeLimit",
@@ -92,7 +92,6 @@ class _Header:
     frames: int
     width: int
     height: int
-    samples: int
     photometric: str
     pixels: str
     """Keyword of the pixel element, or empty."""
@@ -125,7 +124,7 @@ def read_dicom(
         patient=hash_patient(header.patient_id, salt),
         file_bytes=len(data),
         inverted=header.scale.monochrome1,
-        constant=is_constant(film),
+        constant=check_range(film, path),
         colour=colour,
     )
     return film, info
@@ -187,7 +186,6 @@ def _header(dataset: pydicom.Dataset) -> _Header:
         frames=int(_number(dataset.get("NumberOfFrames")) or 1),
         width=int(_number(dataset.get("Columns")) or 0),
         height=int(_number(dataset.get("Rows")) or 0),
-        samples=int(_number(dataset.get("SamplesPerPixel")) or 1),
         photometric=photometric,
         pixels=next((name for name in _PIXEL_KEYWORDS if name in dataset), ""),
         scale=_grey_scale(dataset, photometric),
@@ -236,7 +234,7 @@ def _lut(dataset: pydicom.Dataset, keyword: str) -> Lut | None:
     if not sequence or "LUTDescriptor" not in sequence[0] or "LUTData" not in sequence[0]:
         return None
     count, first, bits = (int(value) for value in sequence[0].LUTDescriptor)
-    count = count or 2**16
+    count = count % 2**16 or 2**16  # 0 means 65,536, and signed writers make large counts negative
     raw = sequence[0].LUTData
     if isinstance(raw, bytes):
         packed = bits <= 8 and len(raw) < 2 * count  # 8-bit entries, two in a word
@@ -262,9 +260,13 @@ def _padding(dataset: pydicom.Dataset, bits: int, signed: bool) -> tuple[int, in
 
 
 def _view(dataset: pydicom.Dataset) -> str:
-    """PA, AP, LATERAL or empty, from the view position or else from the meaning of the view code."""
+    """PA, AP, LATERAL or empty: from the view position, the meaning of the view code, or the patient position.
+
+    The last is meant for head or feet first, but some converters (of NIH films, for one) write PA or AP into it.
+    """
     texts = [str(dataset.get("ViewPosition") or "")]
     texts += [str(item.get("CodeMeaning") or "") for item in dataset.get("ViewCodeSequence") or []]
+    texts.append(str(dataset.get("PatientPosition") or ""))
     for text in texts:
         word = re.sub(r"[^A-Z]", "", text.upper())
         if word in _FRONTAL:

@@ -34,8 +34,9 @@ class Lut:
 
     @property
     def white(self) -> int:
-        """The largest output. Some writers declare fewer bits than they use; then the entries decide."""
-        return int(max(2**self.bits - 1, self.entries.max()))
+        """The largest output. Some writers declare fewer bits than they use, or none; then the entries decide."""
+        declared = 2**self.bits - 1 if self.bits in range(1, 17) else 1
+        return int(max(declared, self.entries.max()))
 
     def __call__(self, values: Values) -> Values:
         index = np.clip(np.rint(values) - self.first, 0, len(self.entries) - 1).astype(np.intp)
@@ -100,6 +101,11 @@ class GreyScale:
 
 def to_film(pixels: NDArray[Any], scale: GreyScale, voi: Voi) -> Film:
     """Stored pixels (H, W), finite, to a film (H, W) in [0,1] with black = 0."""
+    with np.errstate(over="ignore", invalid="ignore"):  # absurd slopes and windows; the caller checks the range
+        return _to_film(pixels, scale, voi)
+
+
+def _to_film(pixels: NDArray[Any], scale: GreyScale, voi: Voi) -> Film:
     low, high = _data_range(pixels, scale.padding)
     smallest, largest = float(pixels.min()), float(pixels.max())
     if pixels.dtype.kind in "iu" and largest - smallest < 2**16:

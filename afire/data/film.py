@@ -44,9 +44,12 @@ class FilmInfo:
     """Truly coloured, not grey in three channels: a photo or a screenshot rather than a film."""
 
 
-def is_constant(film: Film) -> bool:
-    """Whether all pixels are equal."""
-    return bool(film.size == 0 or film.min() == film.max())
+def check_range(film: Film, path: Path) -> bool:
+    """Hold every reader to its promise of [0,1]; return whether all pixels are equal."""
+    low, high = float(film.min()), float(film.max())
+    if not (low >= 0.0 and high <= 1.0):  # also when either is NaN
+        raise ImageError(f"{path} has a grey-scale that leads to no finite picture; repair it or leave it out.")
+    return low == high
 
 
 def grey_from_rgb(rgb: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bool]:
@@ -65,7 +68,7 @@ def grey_from_rgb(rgb: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], bool]:
 
 def require_finite(values: NDArray[Any], path: Path) -> None:
     """Refuse NaN and infinity: they would spread through every mean that is taken later."""
-    if not np.isfinite(values).all():
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ImageError(f"{path} holds NaN or infinite pixels; repair it or leave it out.")
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from afire.data.film import Film, FilmInfo, check_size, grey_from_rgb, is_constant, require_finite, stretch
+from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite, stretch
 from afire.errors import ImageError
 
 # Only these decoders ever see a byte of a user's file; pillow has some forty more.
@@ -44,7 +44,7 @@ def read_raster(path: Path, data: bytes, max_pixels: int) -> tuple[Film, FilmInf
         kind=kind,
         file_bytes=len(data),
         inverted=white_is_zero,
-        constant=is_constant(film),
+        constant=check_range(film, path),
         colour=colour,
     )
     return film, info
