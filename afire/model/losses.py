@@ -1,0 +1,203 @@
+"""The losses: structure and category consistency of tokens, restoration of pixels, and the lesion classifier.
+
+Shapes: B images, L positions, K clusters, P pixels of a patch. ``abnormal`` (B, L) is true where a lesion was added.
+
+H(q, c) = -sum_k q_k log c_k is a distance between distributions, and f(q, c) = exp(-H(q, c) / tau). Everything below
+works with log f, which is a matrix product of q with log c. With several processes a mean is over the tokens of all
+of them, written so that DDP's averaging of gradients gives exactly its gradient (see afire.model.distributed).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from afire.model import distributed
+from afire.model.precision import at_least_float32, full_precision
+
+Similarity = Literal["corrected", "literal", "cosine"]
+
+PROTOTYPE_FLOOR = 1e-6  # a prototype may be zero in a cluster; its logarithm may not
+_NOTHING = -1e30  # the logarithm of an empty sum: finite, because -inf has no gradient
+_CHUNK = 1 << 26  # pair scores held at a time, 256 MB
+
+
+def structure_loss(
+    log_q: Tensor,
+    abnormal: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.1,
+    similarity: Similarity = "corrected",
+) -> Tensor:
+    """Each normal token (i, j) should know its own prototype c_j among all L: a cross-entropy over positions.
+
+    ``log_q`` (B, L, K) finite log-probabilities, as log-softmax gives; ``prototypes`` (L, K) probabilities, zeros
+    allowed, that receive no gradient. With ``cosine`` both are features instead. Zero without normal tokens.
+    """
+    with full_precision(log_q):
+        queries_BLK = _queries(log_q, similarity)
+        scores_BLL = queries_BLK @ _prototype_keys(prototypes, similarity, temperature).T
+        return _structure(scores_BLL, abnormal)
+
+
+def category_loss(
+    log_q: Tensor,
+    abnormal: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.1,
+    similarity: Similarity = "corrected",
+    abnormal_consistency: bool = False,
+) -> Tensor:
+    """A normal token should be like the normal tokens at its position and unlike the abnormal ones there.
+
+    With P_j and N_j the normal and abnormal images at position j, a normal token (i, j) has
+    pos = sum over b in P_j of f(q_ij, q_bj) and neg = sum over b in N_j of f(q_ij, q_bj) + f(q_bj, c_j);
+    its loss is -log pos / (pos + neg) = softplus(log neg - log pos). Zero without abnormal or without normal tokens.
+
+    ``abnormal_consistency`` adds the same for abnormal tokens among themselves (the paper's ablation, which hurts).
+    """
+    with full_precision(log_q):
+        queries_BLK = _queries(log_q, similarity)
+        own_BL = (queries_BLK * _prototype_keys(prototypes, similarity, temperature)).sum(dim=-1)
+        scale = _sign(similarity) / temperature
+        return _category(queries_BLK, at_least_float32(log_q), own_BL, abnormal, scale, abnormal_consistency)
+
+
+def token_losses(
+    log_q: Tensor,
+    abnormal: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.1,
+    similarity: Similarity = "corrected",
+    abnormal_consistency: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`structure_loss` and :func:`category_loss` in one go: they share q and the scores against c_j."""
+    with full_precision(log_q):
+        queries_BLK = _queries(log_q, similarity)
+        scores_BLL = queries_BLK @ _prototype_keys(prototypes, similarity, temperature).T
+        own_BL = scores_BLL.diagonal(dim1=1, dim2=2)
+        keys_BLK, scale = at_least_float32(log_q), _sign(similarity) / temperature
+        category = _category(queries_BLK, keys_BLK, own_BL, abnormal, scale, abnormal_consistency)
+        return _structure(scores_BLL, abnormal), category
+
+
+def _structure(scores_BLL: Tensor, abnormal_BL: Tensor) -> Tensor:
+    """``scores_BLL[i, j, l]`` = log f(q_ij, c_l)."""
+    B, L = abnormal_BL.shape
+    own_position = torch.arange(L, device=scores_BLL.device).expand(B, L)
+    target_BL = own_position.masked_fill(abnormal_BL, -100)
+    summed = F.cross_entropy(scores_BLL.view(B * L, L), target_BL.flatten(), ignore_index=-100, reduction="sum")
+    return _global_mean(summed, ~abnormal_BL)
+
+
+def _category(
+    queries_BLK: Tensor, keys_BLK: Tensor, own_BL: Tensor, abnormal_BL: Tensor, scale: float, abnormal_consistency: bool
+) -> Tensor:
+    """``own_BL[b, j]`` = log f(q_bj, c_j). Anchors are the images of this process, the others those of all (G)."""
+    all_keys_GLK, all_own_GL = distributed.gather(keys_BLK), distributed.gather(own_BL)
+    all_abnormal_GL = distributed.gather(abnormal_BL.to(torch.uint8)).bool()
+    towards_prototype_L = torch.logsumexp(all_own_GL.masked_fill(~all_abnormal_GL, _NOTHING), dim=0)
+    normal_sum, abnormal_sum = _category_sums(
+        queries_BLK.transpose(0, 1),
+        all_keys_GLK.transpose(0, 1),
+        abnormal_BL.T,
+        all_abnormal_GL.T,
+        towards_prototype_L,
+        scale,
+    )
+    loss = _global_mean(normal_sum, ~abnormal_BL)
+    return loss + _global_mean(abnormal_sum, abnormal_BL) if abnormal_consistency else loss
+
+
+def _category_sums(
+    queries_LBK: Tensor,
+    keys_LGK: Tensor,
+    abnormal_LB: Tensor,
+    all_abnormal_LG: Tensor,
+    towards_prototype_L: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Sums over normal and over abnormal anchors, a few positions at a time when G, the global batch, is large."""
+    tensors = (queries_LBK, keys_LGK, abnormal_LB, all_abnormal_LG, towards_prototype_L)
+    positions = max(1, _CHUNK // (queries_LBK.shape[1] * keys_LGK.shape[1]))
+    if positions >= len(queries_LBK):
+        return _category_chunk(*tensors, scale)
+    sums = [
+        checkpoint(_category_chunk, *chunk, scale, use_reentrant=False, preserve_rng_state=False)
+        for chunk in zip(*(torch.split(tensor, positions) for tensor in tensors), strict=True)
+    ]
+    normal_sums, abnormal_sums = zip(*sums, strict=True)
+    return torch.stack(normal_sums).sum(), torch.stack(abnormal_sums).sum()
+
+
+def _category_chunk(
+    queries_LBK: Tensor,
+    keys_LGK: Tensor,
+    abnormal_LB: Tensor,
+    all_abnormal_LG: Tensor,
+    towards_prototype_L: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    scores_LBG = torch.bmm(queries_LBK, keys_LGK.transpose(1, 2)) * scale
+    others_abnormal = all_abnormal_LG[:, None]
+    to_normal = torch.logsumexp(scores_LBG.masked_fill(others_abnormal, _NOTHING), dim=-1)
+    to_abnormal = torch.logsumexp(scores_LBG.masked_fill(~others_abnormal, _NOTHING), dim=-1)
+    negatives = torch.logaddexp(to_abnormal, towards_prototype_L[:, None])
+    normal_losses = F.softplus(negatives - to_normal).masked_fill(abnormal_LB, 0)
+    abnormal_losses = F.softplus(to_normal - to_abnormal).masked_fill(~abnormal_LB, 0)
+    return normal_losses.sum(), abnormal_losses.sum()
+
+
+def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, abnormal_weight: float = 4.0) -> Tensor:
+    """Mean over tokens of the squared error of a patch, abnormal tokens counted ``abnormal_weight`` times.
+
+    ``restored`` (..., L, P), ``target`` of a shape that broadcasts to it, ``abnormal`` (..., L).
+    """
+    with full_precision(restored):
+        errors = F.mse_loss(at_least_float32(restored), target.expand_as(restored).float(), reduction="none")
+        weights = torch.where(abnormal, abnormal_weight, 1.0)
+        return (errors.mean(dim=-1) * weights).mean()
+
+
+def lesion_loss(logits: Tensor, abnormal: Tensor) -> Tensor:
+    """Binary cross-entropy of the token lesion classifier: ``logits`` and ``abnormal`` (B, L). Not in the paper."""
+    with full_precision(logits):
+        logits = at_least_float32(logits)
+        return F.binary_cross_entropy_with_logits(logits, abnormal.to(logits.dtype))
+
+
+def surprise(log_q: Tensor, prototypes: Tensor) -> Tensor:
+    """H(q_ij, c_j): how far each token (B, L, K) is from the prototype (L, K) of its place -> (B, L)."""
+    with full_precision(log_q):
+        return -(at_least_float32(log_q).exp() * _log_floored(prototypes)).sum(dim=-1)
+
+
+def _queries(log_q: Tensor, similarity: Similarity) -> Tensor:
+    values = at_least_float32(log_q)
+    return values if similarity == "cosine" else values.exp()
+
+
+def _prototype_keys(prototypes: Tensor, similarity: Similarity, temperature: float) -> Tensor:
+    """(L, K) such that a query times a key is log f."""
+    if similarity == "cosine":
+        return F.normalize(at_least_float32(prototypes.detach()), dim=-1) / temperature
+    return _log_floored(prototypes) * (_sign(similarity) / temperature)
+
+
+def _sign(similarity: Similarity) -> int:
+    """+log c, that is -H: the printed +H repels every token from its own prototype (docs/deviations.md)."""
+    return -1 if similarity == "literal" else 1
+
+
+def _log_floored(prototypes: Tensor) -> Tensor:
+    return at_least_float32(prototypes.detach()).clamp_min(PROTOTYPE_FLOOR).log()
+
+
+def _global_mean(summed: Tensor, counted: Tensor) -> Tensor:
+    """A local sum over the global number of ``counted`` tokens, times the number of processes; 0 when there is none."""
+    number = distributed.total(counted.sum(dtype=summed.dtype))
+    return summed * (distributed.world_size() / number.clamp_min(1))
