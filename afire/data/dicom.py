@@ -110,7 +110,7 @@ def read_dicom(
         syntax = UID(dataset.file_meta.TransferSyntaxUID)
     _check(path, header, max_pixels, modalities)
     _check_decoder(path, syntax, header.scale.bits_stored)
-    with _file_at_fault(path):
+    with _file_at_fault(path, syntax):
         pixels = pixel_array(dataset)
         if header.photometric == "PALETTE COLOR":
             pixels = apply_color_lut(pixels, dataset)
@@ -131,13 +131,21 @@ def read_dicom(
 
 
 @contextmanager
-def _file_at_fault(path: Path) -> Iterator[None]:
-    """The body may only call pydicom and look at its values: whatever it raises, the file is to blame."""
+def _file_at_fault(path: Path, syntax: UID | None = None) -> Iterator[None]:
+    """The body may only call pydicom and look at its values: whatever it raises, the file is to blame.
+
+    With the ``syntax`` of compressed pixels, a decoder that knows too little may be to blame too.
+    """
     try:
         yield
     except ImageError:
         raise
     except Exception:
+        if syntax is not None and syntax.is_compressed:
+            raise ImageError(
+                f"{path} holds {syntax.name} pixels that cannot be decoded: it is damaged, "
+                'or needs a decoder that pip install "afire[dicom]" brings.'
+            ) from None
         raise ImageError(f"{path} is a truncated or damaged DICOM file; export it again or leave it out.") from None
 
 
@@ -195,7 +203,7 @@ def _header(dataset: pydicom.Dataset) -> _Header:
 def _grey_scale(dataset: pydicom.Dataset, photometric: str) -> GreyScale:
     bits = int(_number(dataset.get("BitsStored")) or _number(dataset.get("BitsAllocated")) or 0)
     signed = _number(dataset.get("PixelRepresentation")) == 1
-    slope, intercept = _number(dataset.get("RescaleSlope")), _number(dataset.get("RescaleIntercept"))
+    slope, intercept = (_required_number(dataset.get(name)) for name in ("RescaleSlope", "RescaleIntercept"))
     centre, width = _number(dataset.get("WindowCenter")), _number(dataset.get("WindowWidth"))
     function = _code(dataset.get("VOILUTFunction")) or "LINEAR"
     return GreyScale(
@@ -220,6 +228,14 @@ def _number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return number if np.isfinite(number) else None
+
+
+def _required_number(value: Any) -> float | None:
+    """Like ``_number``, but what is there and cannot be read is an error, because no guess would be right."""
+    number = _number(value)
+    if number is None and value is not None and str(value).strip():
+        raise ValueError("not a number")
+    return number
 
 
 def _code(value: Any) -> str:
