@@ -103,7 +103,7 @@ def make_manifest(table: pd.DataFrame, root: Path, info: Mapping[str, Any] | Non
     for name in TEXT_COLUMNS:
         table[name] = _as_text(table[name], name) if name in table else ""
     for name in ("image", "mask"):
-        table[name] = _clean_paths(table[name], name)
+        table[name] = clean_paths(table[name], name)
     # A film without a patient id is its own patient: the only grouping that invents nothing.
     table["patient"] = table["patient"].where(table["patient"] != "", table["image"])
     if "normal" not in table:
@@ -182,7 +182,7 @@ def _plain_number(text: str) -> bool:
         return False
 
 
-def _clean_paths(values: pd.Series, what: str) -> pd.Series:
+def clean_paths(values: pd.Series, what: str) -> pd.Series:
     """Forward slashes without ``./`` and ``//``, checked like :func:`check_relative` but for a whole column at once."""
     values = values.str.replace("\\", "/", regex=False)
     for value in values[values.str.contains(_LEAVES_ROOT)].head(1):

@@ -1,0 +1,169 @@
+"""Your own CSV: which column is what is said by options, nothing is guessed."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from afire.data.datasets.disk import keep_present, list_films
+from afire.data.datasets.findings import Uncertain, raw_findings, view_names, with_policy
+from afire.data.datasets.source import about, read_source
+from afire.data.datasets.splitnames import SPLIT_OF
+from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, clean_paths, make_manifest
+from afire.errors import UserError
+from afire.files import require_folder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What the columns of a user's table mean."""
+
+    image: str = "image"
+    patient: str | None = None
+    split: str | None = None
+    view: str | None = None
+    normal: str | None = None
+    """A column of 1, 0 and empty."""
+    labels: Sequence[str] = ()
+    """Columns of 1, 0 and empty (unknown), one for each finding."""
+    findings: str | None = None
+    """A column of names joined by ``separator``; every name becomes a label."""
+    separator: str = "|"
+    normal_finding: str | None = None
+    """The name in ``findings`` that means normal; it fills the column ``normal`` and is no label."""
+    mask: str | None = None
+    meta: Sequence[str] = ()
+
+    def named(self) -> list[str]:
+        """Every column of the user's table that is wanted."""
+        single = (self.image, self.patient, self.split, self.view, self.normal, self.findings, self.mask)
+        return [name for name in (*single, *self.labels, *self.meta) if name is not None]
+
+
+def build_table(
+    root: Path,
+    csv: Path,
+    columns: Columns | None = None,
+    *,
+    prefix: str = "",
+    suffix: str = "",
+    mask_prefix: str = "",
+    uncertain: Uncertain | None = None,
+) -> Manifest:
+    """The films that ``csv`` names; paths are ``prefix`` + cell + ``suffix``, relative to ``root``.
+
+    -1 in a label is refused unless ``uncertain`` says what it shall count as. An absolute path is accepted only if it
+    lies inside the root.
+    """
+    columns = columns or Columns()
+    require_folder(root, "root")
+    _check(columns)
+    source = read_source(csv, columns.named(), "\t" if csv.suffix.lower() == ".tsv" else ",")
+    table = pd.DataFrame({"image": _paths(source[columns.image], prefix, suffix, root, "image")})
+    if columns.patient:
+        table["patient"] = source[columns.patient].str.strip()
+    if columns.split:
+        table["split"] = _splits(source[columns.split], csv)
+    if columns.view:
+        table["view"] = view_names(source[columns.view])
+    table = table.join(_labels(source, columns, uncertain, csv))
+    if columns.mask:
+        table["mask"] = _paths(source[columns.mask], mask_prefix, "", root, "mask")
+    for name in columns.meta:
+        table[META_PREFIX + name] = source[name]
+    table = _present(table, root, csv)
+    options = {
+        **asdict(columns),
+        "prefix": prefix,
+        "suffix": suffix,
+        "mask_prefix": mask_prefix,
+        "uncertain": uncertain,
+    }
+    return make_manifest(table, root, about("csv", _normal_rule(columns), **options))
+
+
+def _check(columns: Columns) -> None:
+    if columns.normal_finding is not None and columns.findings is None:
+        raise UserError("--normal-finding names a value of --findings-column; give that too.")
+    if columns.normal_finding is not None and columns.normal is not None:
+        raise UserError("--normal-finding and --normal-column both say what is normal; give one of them.")
+
+
+def _normal_rule(columns: Columns) -> str:
+    if columns.normal_finding is not None:
+        return f"1 where {columns.findings} is {columns.normal_finding} alone, 0 where it names another, else unknown"
+    return f"the column {columns.normal}" if columns.normal else "unknown for every film"
+
+
+def _paths(cells: pd.Series, prefix: str, suffix: str, root: Path, what: str) -> pd.Series:
+    """Paths relative to the root; an empty cell stays empty, an absolute path inside the root loses the root."""
+    cells = cells.str.strip().str.replace("\\", "/", regex=False)
+    paths = (prefix + cells + suffix).where(cells != "", "")
+    for folder in {root.absolute().as_posix(), root.resolve().as_posix()}:
+        start = folder.rstrip("/") + "/"
+        paths = paths.where(~cells.str.startswith(start), cells.str.removeprefix(start))
+    return clean_paths(paths, what)
+
+
+def _splits(values: pd.Series, csv: Path) -> pd.Series:
+    names = values.str.strip().str.lower()
+    splits = names.map({**SPLIT_OF, "": ""})
+    if splits.isna().any():
+        raise UserError(
+            f"{csv} names the split {values[splits.isna()].iloc[0]!r}; expected train, val or test, or empty."
+        )
+    return splits
+
+
+def _labels(source: pd.DataFrame, columns: Columns, uncertain: Uncertain | None, csv: Path) -> pd.DataFrame:
+    """Columns normal (if anything says it) and label:X."""
+    parts: list[pd.DataFrame] = []
+    if columns.normal:
+        normal = raw_findings(source, [columns.normal], csv).set_axis(["normal"], axis=1)
+        if (normal["normal"] == -1).any():
+            raise UserError(f"{csv}: column {columns.normal!r} holds -1; expected 1, 0 or empty.")
+        parts.append(normal)
+    if columns.labels:
+        raw = raw_findings(source, columns.labels, csv)
+        if uncertain is None and (raw == -1).any(axis=None):
+            raise UserError(f"{csv} holds -1 as a label; say with --uncertain what it shall count as.")
+        parts.append(with_policy(raw, uncertain or "ignore", "ignore"))
+    if columns.findings:
+        parts.append(_named_findings(source[columns.findings], columns))
+    return pd.concat(parts, axis=1) if parts else pd.DataFrame(index=source.index)
+
+
+def _named_findings(cells: pd.Series, columns: Columns) -> pd.DataFrame:
+    """``Mass|Nodule`` to label columns of 0 and 1; an empty cell is unknown in all of them."""
+    tidy = cells.str.strip().str.replace(rf"\s*{re.escape(columns.separator)}\s*", "|", regex=True)
+    present = tidy.str.get_dummies("|").astype("float64").where(tidy != "")
+    normal = columns.normal_finding
+    if normal is None:
+        return present.add_prefix(LABEL_PREFIX)
+    if normal not in present:
+        found = ", ".join(present.columns[:10])
+        raise UserError(f"no film has the finding {normal!r} in column {columns.findings}; it holds {found}.")
+    others = present.drop(columns=normal)
+    alone = (present[normal] == 1) & (others.sum(axis=1) == 0)
+    others.columns = [LABEL_PREFIX + name for name in others.columns]
+    others.insert(0, "normal", alone.astype("float64").where(tidy != ""))
+    return others
+
+
+def _present(table: pd.DataFrame, root: Path, csv: Path) -> pd.DataFrame:
+    """Rows whose film is on disk; a mask that is not there is left out with a warning."""
+    films = set(list_films(root, look_inside=True))
+    kept = keep_present(table, table["image"].where(table["image"].isin(films)), root, csv)
+    if "mask" in kept:
+        lost = (kept["mask"] != "") & ~kept["mask"].isin(films)
+        if lost.any():
+            logger.warning("%s masks, such as %s, are not in %s", f"{lost.sum():,}", kept["mask"][lost].iloc[0], root)
+            kept["mask"] = kept["mask"].where(~lost, "")
+    return kept
