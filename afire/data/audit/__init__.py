@@ -1,0 +1,7 @@
+"""The audit of a set before any training: what is broken, what is double, and what gives the label away."""
+
+from afire.data.audit.findings import Finding
+from afire.data.audit.run import Audit, as_report, audit_manifest, write_audit
+from afire.data.audit.shortcuts import Shortcut
+
+__all__ = ["Audit", "Finding", "Shortcut", "as_report", "audit_manifest", "write_audit"]

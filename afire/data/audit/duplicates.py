@@ -1,0 +1,175 @@
+"""Films that occur more than once: exactly, or nearly (recompressed, resized, other grey-scale, mirrored, negative).
+
+Chest films look alike: a 64-bit perceptual hash alone calls hundreds of pairs of different children the same. Two films
+are near-duplicates here when their 32 x 32 rank pictures correlate above 0.99 *and* their hashes differ in few bits;
+follow-up films of one person begin at about 0.985 (docs/audit.md).
+
+Cost: pairs are looked for in 32 principal components of the rank pictures. A projection never increases a distance, so
+no pair is lost; what is close there is confirmed on the full rank pictures. The films are sorted along the first
+component and compared in blocks that can hold a close pair: a matrix product, no loop over pairs.
+
+N films, P = 1024 pixels of a rank picture, D components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from afire.data.audit.measure import THUMB_SIDE
+
+Relation = Literal["copy", "mirrored", "negative"]
+RELATIONS: tuple[Relation, ...] = ("copy", "mirrored", "negative")
+
+MIN_CORRELATION = 0.99
+MAX_HAMMING = 12
+MAX_PAIRS = 1_000_000
+"""A set with more close pairs than this is not a set of different films; the search then stops."""
+_COMPONENTS = 32
+_SAMPLE = 4096
+_BLOCK = 2048
+
+
+@dataclass(frozen=True)
+class NearPair:
+    """Two films, as rows with ``first < second``, how they are related, and how much they correlate."""
+
+    first: int
+    second: int
+    relation: Relation
+    correlation: float
+
+
+def exact_groups(hashes: Sequence[str]) -> list[tuple[int, ...]]:
+    """Rows that share a hash, two or more to a group; rows with an empty hash (unreadable) belong to none."""
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(hashes):
+        if value:
+            rows.setdefault(value, []).append(row)
+    return [tuple(group) for group in rows.values() if len(group) > 1]
+
+
+def near_pairs(ranks_NP: NDArray[np.uint8], phashes_N: NDArray[np.uint64]) -> list[NearPair]:
+    """All pairs of near-duplicates, best first. Rows with a constant picture (blank films) are left out."""
+    usable = np.flatnonzero(ranks_NP.max(axis=1) > ranks_NP.min(axis=1)) if len(ranks_NP) else np.empty(0, np.int64)
+    if len(usable) < 2:
+        return []
+    ranks, hashes = ranks_NP[usable], phashes_N[usable]
+    basis = _principal_axes(ranks)
+    plain = _project(ranks, basis)
+    found: dict[tuple[int, int], NearPair] = {}
+    for relation in RELATIONS:
+        # Mirroring and negating are their own inverses, so that looking at one order of each pair is enough.
+        other = plain if relation == "copy" else _project(_relate(ranks, relation), basis)
+        for first, second in _candidates(plain, other):
+            if len(found) > MAX_PAIRS:
+                break
+            for a, b, correlation in _confirm(ranks, hashes, first, second, relation):
+                pair = NearPair(int(usable[a]), int(usable[b]), relation, correlation)
+                found.setdefault((pair.first, pair.second), pair)
+    return sorted(found.values(), key=lambda pair: (-pair.correlation, pair.first, pair.second))
+
+
+def group_pairs(pairs: Sequence[NearPair], count: int) -> list[tuple[int, ...]]:
+    """Films connected by pairs, as groups of rows; ``count`` is the number of films."""
+    if not pairs:
+        return []
+    first, second = [pair.first for pair in pairs], [pair.second for pair in pairs]
+    graph = coo_matrix((np.ones(len(pairs), np.int8), (first, second)), shape=(count, count))
+    _, component = connected_components(graph, directed=False)
+    rows: dict[int, list[int]] = {}
+    for row in sorted({*first, *second}):
+        rows.setdefault(int(component[row]), []).append(row)
+    return [tuple(group) for group in rows.values()]
+
+
+def unit_vectors(ranks_NP: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Each row minus its mean, with norm one: products of two are correlations. A constant row becomes zero."""
+    centred = ranks_NP.astype(np.float32)
+    centred -= centred.mean(axis=1, keepdims=True)
+    norms = np.linalg.norm(centred, axis=1, keepdims=True)
+    centred /= np.where(norms > 0, norms, 1)
+    return centred
+
+
+def hamming(first_N: NDArray[np.uint64], second_N: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Number of bits in which two arrays of 64-bit hashes differ, element by element."""
+    differing = np.ascontiguousarray(first_N ^ second_N).view(np.uint8).reshape(-1, 8)
+    bits: NDArray[np.int64] = np.unpackbits(differing, axis=1).sum(axis=1, dtype=np.int64)
+    return bits
+
+
+def _relate(ranks_NP: NDArray[np.uint8], relation: Relation) -> NDArray[np.uint8]:
+    if relation == "negative":
+        return 255 - ranks_NP
+    if relation == "mirrored":
+        return np.ascontiguousarray(ranks_NP.reshape(-1, THUMB_SIDE, THUMB_SIDE)[:, :, ::-1]).reshape(ranks_NP.shape)
+    return ranks_NP
+
+
+def _principal_axes(ranks_NP: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Orthonormal (P, D). Any orthonormal basis is correct, so a sample is enough; evenly spaced, no randomness."""
+    rows = np.linspace(0, len(ranks_NP) - 1, min(_SAMPLE, len(ranks_NP))).astype(np.int64)
+    sample = unit_vectors(ranks_NP[rows])
+    sample -= sample.mean(axis=0)
+    _, axes = np.linalg.eigh(sample.T @ sample)
+    return np.ascontiguousarray(axes[:, ::-1][:, :_COMPONENTS], dtype=np.float32)
+
+
+def _project(ranks_NP: NDArray[np.uint8], basis_PD: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(N, D + 1): the components, and the length of what they leave out, which tightens the bound on distances."""
+    parts = []
+    for start in range(0, len(ranks_NP), _BLOCK):
+        inside = unit_vectors(ranks_NP[start : start + _BLOCK]) @ basis_PD
+        outside = np.sqrt(np.clip(1 - (inside**2).sum(axis=1, keepdims=True), 0, None))
+        parts.append(np.hstack([inside, outside]))
+    return np.concatenate(parts)
+
+
+def _candidates(
+    plain_ND: NDArray[np.float32], other_ND: NDArray[np.float32]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Rows (i, j), i < j, whose projections are as close as near-duplicates must be: a few too many, none too few."""
+    limit = 2 * (1 - MIN_CORRELATION) + 1e-4  # |a - b|^2 = 2 - 2r for unit vectors; a little slack for float32
+    order, other_order = np.argsort(plain_ND[:, 0]), np.argsort(other_ND[:, 0])
+    keys = other_ND[other_order, 0]
+    for start in range(0, len(order), _BLOCK):
+        rows = order[start : start + _BLOCK]
+        block = plain_ND[rows]
+        lower, upper = block[0, 0] - np.sqrt(limit), block[-1, 0] + np.sqrt(limit)
+        first, last = np.searchsorted(keys, lower), np.searchsorted(keys, upper, side="right")
+        for begin in range(int(first), int(last), _BLOCK):
+            columns = other_order[begin : min(begin + _BLOCK, int(last))]
+            others = other_ND[columns]
+            products = block @ others.T
+            products *= -2
+            products += (block**2).sum(axis=1)[:, None]
+            products += (others**2).sum(axis=1)[None, :]
+            close = np.nonzero(products <= limit)
+            i, j = rows[close[0]], columns[close[1]]
+            ordered = i < j
+            if ordered.any():
+                yield i[ordered], j[ordered]
+
+
+def _confirm(
+    ranks_NP: NDArray[np.uint8],
+    hashes_N: NDArray[np.uint64],
+    first: NDArray[np.int64],
+    second: NDArray[np.int64],
+    relation: Relation,
+) -> Iterator[tuple[int, int, float]]:
+    for start in range(0, len(first), _BLOCK):
+        i, j = first[start : start + _BLOCK], second[start : start + _BLOCK]
+        correlations = (unit_vectors(ranks_NP[i]) * unit_vectors(_relate(ranks_NP[j], relation))).sum(axis=1)
+        keep = correlations > MIN_CORRELATION
+        if relation == "copy":  # the hashes of mirrored and negative films differ by design
+            keep &= hamming(hashes_N[i], hashes_N[j]) <= MAX_HAMMING
+        for a, b, correlation in zip(i[keep], j[keep], correlations[keep], strict=True):
+            yield int(a), int(b), min(1.0, float(correlation))
