@@ -1,0 +1,98 @@
+"""The lung field: the dark region that Otsu finds inside the body. A rough field for placing lesions, not anatomy.
+
+Shapes: B films of H x W, looked at as grids of G x G cells.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from afire.lesions.otsu import otsu_threshold
+
+_GRID = 56
+_CENTRE = (0.15, 0.80, 0.15, 0.85)  # top, bottom, left, right of the part whose Otsu threshold separates the lungs
+_INSIDE = (0.04, 0.95, 0.04, 0.96)  # dark cells beyond this frame are outside the body
+_GAP = 2  # darkness narrower than 2 * _GAP + 1 cells does not let the outside in
+_SMALLEST_SHARE = 0.02  # of the film; a smaller field is none
+
+
+def lung_field(gray_BHW: Tensor) -> Tensor:
+    """True inside the lungs, bool (B, H, W); see :func:`lung_depth`."""
+    return lung_depth(gray_BHW) > 0
+
+
+def lung_depth(gray_BHW: Tensor) -> Tensor:
+    """0 outside the lung field, rising to 1 within a few pixels of its edge; float32 (B, H, W).
+
+    The dark cells are shared between two fronts that start at the same time: one from where lungs lie in nearly every
+    frontal film, one from the film's margin. Where lung and background touch (a shoulder, a collimated edge) they meet
+    halfway, while a plain flood from the border would drain the lung. A film in which nothing is found keeps its
+    central dark cells, and failing these all of itself, so that there is always somewhere to put a lesion.
+    """
+    cells = functional.adaptive_avg_pool2d(gray_BHW[:, None].to(torch.float32), _GRID)[:, 0]
+    top, bottom, left, right = (round(edge * _GRID) for edge in _CENTRE)
+    threshold = otsu_threshold(cells[:, top:bottom, left:right])
+    dark = cells < threshold[:, None, None]
+    seeds, centre, inside = _templates(gray_BHW.device)
+
+    lungs = _opened(_race(dark, lungs=dark & seeds, outside=dark & ~inside))
+    lungs = torch.where(_too_small(lungs), dark & centre, lungs)
+    lungs = lungs | _too_small(lungs)
+    # 0.5 runs along the cells' edges: everything above it is inside.
+    size = (gray_BHW.shape[-2], gray_BHW.shape[-1])
+    smooth = functional.interpolate(lungs[:, None].to(torch.float32), size=size, mode="bilinear", align_corners=False)
+    return (2 * smooth[:, 0] - 1).clamp_(0, 1)
+
+
+def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Three grids (G, G): the middle of each lung, the oval of the chest, and everything but the margin."""
+    at = (torch.arange(_GRID, device=device) + 0.5) / _GRID
+    x, y = at[None, :], at[:, None]
+    sideways = (x - 0.5).abs()
+    seeds = ((sideways - 0.21) / 0.08).square() + ((y - 0.43) / 0.17).square() < 1
+    centre = (sideways / 0.42).square() + ((y - 0.47) / 0.40).square() < 1
+    top, bottom, left, right = _INSIDE
+    return seeds, centre, (x > left) & (x < right) & (y > top) & (y < bottom)
+
+
+def _race(dark: Tensor, lungs: Tensor, outside: Tensor) -> Tensor:
+    """Let both fronts advance through dark cells, a cell at a time, until neither can; returns the lungs' share.
+
+    The outside only advances through the core of the darkness, and what lies within a gap's width of it goes with it.
+    """
+    core = _shrunk(dark, _GAP)
+    for _ in range(_GRID // 2):  # from the margin to the middle
+        new_outside = outside | (_grown(outside) & core & ~lungs)
+        new_lungs = lungs | (_grown(lungs) & dark & ~new_outside)
+        settled = torch.equal(new_lungs, lungs) and torch.equal(new_outside, outside)
+        lungs, outside = new_lungs, new_outside
+        if settled:
+            break
+    return lungs & ~_grown(outside & core, _GAP)
+
+
+def _too_small(field: Tensor) -> Tensor:
+    return field.sum((1, 2), keepdim=True) < _SMALLEST_SHARE * _GRID * _GRID
+
+
+def _grown(field: Tensor, cells: int = 1) -> Tensor:
+    """Dilation by ``cells`` in all eight directions; shifted ors are twenty times faster than max pooling."""
+    for _ in range(cells):
+        wide = field.clone()
+        wide[..., 1:] |= field[..., :-1]
+        wide[..., :-1] |= field[..., 1:]
+        field = wide.clone()
+        field[..., 1:, :] |= wide[..., :-1, :]
+        field[..., :-1, :] |= wide[..., 1:, :]
+    return field
+
+
+def _shrunk(field: Tensor, cells: int) -> Tensor:
+    return ~_grown(~field, cells)
+
+
+def _opened(field: Tensor) -> Tensor:
+    """Without specks and threads narrower than three cells."""
+    return _grown(_shrunk(field, 1))

@@ -1,0 +1,129 @@
+"""Lesions for a batch: from a generator, or from the key (seed, epoch, sample, view).
+
+Shapes: B films, C channels, V views, N = B * V samples, film by film: rows i*V .. i*V + V-1 belong to film i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from afire.config import LesionConfig
+from afire.lesions.anatpaste import paste
+from afire.lesions.draws import drawn, keyed
+from afire.lesions.otsu import PixelPicker, otsu_with_bright_level
+from afire.lesions.paint import FIXED_POINT, paint
+from afire.lesions.plan import plan
+
+_PIXELS_AT_ONCE = {"cpu": 2**20, "gpu": 2**25}  # a GPU wants few large steps, a CPU's cache wants small ones
+_RANGE_TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in [0, 255] does not
+
+
+def synthesize(
+    images: Tensor, *, generator: torch.Generator, config: LesionConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    """Add synthetic lesions to normal films.
+
+    images (B, C, H, W), floating point in [0, 1] -> lesioned (B*V, C, H, W) in the type of ``images`` and
+    mask (B*V, 1, H, W) float32, both in [0, 1]. With ``slm`` the mask is what was added: ``clip(x + mask, 0, 1)``;
+    with ``anatpaste`` it is the share of the pasted patch. The same generator state gives the same lesions.
+    """
+    config = config or LesionConfig()
+    _check_images(images)
+    return _synthesize(images, drawn((len(images), config.views, _slots(config)), generator), config)
+
+
+def synthesize_keyed(
+    images: Tensor,
+    *,
+    seed: int,
+    epoch: int,
+    indices: Tensor | Sequence[int],
+    config: LesionConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As :func:`synthesize`, but a sample's lesions depend only on (seed, epoch, index, view) and its film.
+
+    ``indices`` (B,) number the films within the dataset. The result is the same for every batch size, order of films,
+    number of workers and number of processes.
+    """
+    config = config or LesionConfig()
+    _check_images(images)
+    if len(indices) != len(images):
+        raise ValueError(f"{len(images)} images came with {len(indices)} indices; give one index for each image.")
+    return _synthesize(images, keyed(seed, epoch, indices, config.views, _slots(config)), config)
+
+
+def _slots(config: LesionConfig) -> int:
+    return 1 if config.kind == "anatpaste" else config.count_max
+
+
+@torch.no_grad()
+def _synthesize(images: Tensor, draws_BVSD: Tensor, config: LesionConfig) -> tuple[Tensor, Tensor]:
+    """Group by group: what is computed on the way stays in the cache, and memory does not grow with the batch."""
+    films, channels, height, width = images.shape
+    views = config.views
+    lesioned = images.new_empty((films * views, channels, height, width))
+    mask = images.new_empty((films * views, 1, height, width), dtype=torch.float32)
+    at_once = _PIXELS_AT_ONCE["cpu" if images.device.type == "cpu" else "gpu"]
+    group = max(1, at_once // (height * width * views))
+    draws = draws_BVSD.to(images.device)
+    for start in range(0, films, group):
+        some, rows = slice(start, start + group), slice(start * views, (start + group) * views)
+        _synthesize_group(images[some], draws[some], config, lesioned[rows], mask[rows])
+    return lesioned, mask
+
+
+def _synthesize_group(
+    images: Tensor, draws_BVSD: Tensor, config: LesionConfig, lesioned_out: Tensor, mask_out: Tensor
+) -> None:
+    exact = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
+    gray_BHW = exact.mean(1).to(torch.float32) if images.shape[1] > 1 else exact[:, 0].to(torch.float32)
+    threshold_B, bright_B = otsu_with_bright_level(gray_BHW)
+    highlighted = PixelPicker(gray_BHW > threshold_B[:, None, None])
+    if config.kind == "anatpaste":
+        lesioned, mask = paste(exact, gray_BHW, highlighted, draws_BVSD, config)
+        lesioned_out.copy_(lesioned.clamp_(0, 1))
+        mask_out.copy_(mask)
+        return
+    _paint_mask(gray_BHW, bright_B, highlighted, draws_BVSD, config, mask_out)
+    mask_BVCHW = mask_out.view(len(images), -1, 1, *mask_out.shape[2:])
+    torch.add(exact[:, None], mask_BVCHW, out=lesioned_out.view(*mask_BVCHW.shape[:2], *images.shape[1:]))
+    lesioned_out.clamp_(0, 1)
+
+
+def _paint_mask(
+    gray_BHW: Tensor,
+    bright_B: Tensor,
+    highlighted: PixelPicker,
+    draws_BVSD: Tensor,
+    config: LesionConfig,
+    mask_out: Tensor,
+) -> None:
+    """Write what lesions add to each sample into ``mask_out`` (N, 1, H, W)."""
+    films, views = draws_BVSD.shape[:2]
+    layers = paint(gray_BHW, plan(gray_BHW, highlighted, draws_BVSD, config), films * views, config)
+    mask_out[:, 0] = layers[0]
+    mask_out *= 1 / FIXED_POINT
+    if len(layers) == 2:
+        # Blending towards the bright level adds density where the film is darker; it never takes any away.
+        headroom = (bright_B[:, None, None] - gray_BHW).clamp_(min=0).repeat_interleave(views, 0)
+        mask_out[:, 0] += headroom.mul_(layers[1].clamp_(max=FIXED_POINT)).mul_(1 / FIXED_POINT)
+    mask_out.clamp_(max=1)
+
+
+def _check_images(images: Tensor) -> None:
+    if images.ndim != 4 or images.shape[1] < 1 or images.shape[2] < 1 or images.shape[3] < 1:
+        raise ValueError(f"images must have shape (B, C, H, W), got {tuple(images.shape)}.")
+    if not images.is_floating_point():
+        kind = str(images.dtype).removeprefix("torch.")
+        raise ValueError(f"images must be floating point in [0, 1], got {kind}; divide by the largest value first.")
+    if not images.numel():
+        return
+    low, high = (float(value) for value in images.detach().aminmax())
+    if not (low >= -_RANGE_TOLERANCE and high <= 1 + _RANGE_TOLERANCE):  # also true for NaN
+        raise ValueError(
+            f"images must lie in [0, 1] before lesions are added, but range from {low:g} to {high:g}; "
+            "normalise with mean and std afterwards."
+        )
