@@ -58,9 +58,14 @@ class LesionConfig(Section):
     amplitude_min: float = Field(0.2, ge=0, le=1, description="faintest lesion")
     amplitude_max: float = Field(0.8, ge=0, le=1, description="strongest lesion")
     rotate: bool = Field(False, description="turn each lesion by a random angle")
-    irregularity: float = Field(0.0, ge=0, lt=1, description="relative distortion of the radius, 0 = an oval")
-    place: Literal["anywhere", "lungs"] = Field("anywhere", description="where lesions may lie")
-    haze: float = Field(0.0, ge=0, le=1, description="share of lesions that are smooth haze instead of texture")
+    irregularity: float = Field(
+        0.0, ge=0, lt=1, description="how far the outline may dent, as a share of its radius; 0 = an oval"
+    )
+    place: Literal["anywhere", "lungs"] = Field("anywhere", description="where the centres of lesions may lie")
+    haze: float = Field(
+        0.0, ge=0, le=1, description="share of lesions that are smooth haze (film blended to its bright level)"
+    )
+    paste_size: float = Field(64, gt=0, description="side of the pasted patch (anatpaste only: one lesion, one size)")
     views: int = Field(1, ge=1, le=64, description="lesioned versions of each film in a step (the paper's N)")
 
     @model_validator(mode="after")
