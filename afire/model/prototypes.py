@@ -30,9 +30,10 @@ def sinkhorn(logits: Tensor, temperature: float = 0.05, iterations: int = 3) -> 
         row_maximum = exponents.amax(dim=1, keepdim=True)
         kernel = exponents.sub_(row_maximum).exp_()
         row_scale = row_maximum.squeeze(1).exp_()
+        share = len(logits) * distributed.world_size() / logits.shape[1]  # tokens for each cluster
         for _ in range(iterations):
             # Clamped: where a cluster is out of reach of all but a few tokens, its scale grows without end.
-            column_scale = distributed.total(row_scale @ kernel).clamp_(1e-30, 1e30).reciprocal_()
+            column_scale = share / distributed.total(row_scale @ kernel).clamp_(1e-30, 1e30)
             row_scale = (kernel @ column_scale).reciprocal_()
         return kernel.mul_(column_scale).mul_(row_scale[:, None])
 
