@@ -38,12 +38,14 @@ def lung_depth(gray_BHW: Tensor) -> Tensor:
     seeds, centre, inside = _templates(gray_BHW.device)
 
     lungs = _opened(_race(dark, lungs=dark & seeds, outside=dark & ~inside))
-    lungs = torch.where(_too_small(lungs), dark & centre, lungs)
-    lungs = lungs | _too_small(lungs)
-    # 0.5 runs along the cells' edges: everything above it is inside.
+    lungs = torch.where(_share(lungs) < _SMALLEST_SHARE, dark & centre, lungs)
+
+    # Averaged over the neighbours, cells get a round outline; the half of the average runs along the old edge.
+    average = functional.avg_pool2d(lungs[:, None].to(torch.float32), 3, 1, 1, count_include_pad=False)
     size = (gray_BHW.shape[-2], gray_BHW.shape[-1])
-    smooth = functional.interpolate(lungs[:, None].to(torch.float32), size=size, mode="bilinear", align_corners=False)
-    return (2 * smooth[:, 0] - 1).clamp_(0, 1)
+    depth = functional.interpolate(average, size=size, mode="bilinear", align_corners=False)[:, 0]
+    depth = depth.mul_(2).sub_(1).clamp_(0, 1)
+    return depth.masked_fill_(_share(depth > 0) < _SMALLEST_SHARE, 1)
 
 
 def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,8 +75,9 @@ def _race(dark: Tensor, lungs: Tensor, outside: Tensor) -> Tensor:
     return lungs & ~_grown(outside & core, _GAP)
 
 
-def _too_small(field: Tensor) -> Tensor:
-    return field.sum((1, 2), keepdim=True) < _SMALLEST_SHARE * _GRID * _GRID
+def _share(field: Tensor) -> Tensor:
+    """Share of each film that is true, (B, 1, 1)."""
+    return field.to(torch.float32).mean((1, 2), keepdim=True)
 
 
 def _grown(field: Tensor, cells: int = 1) -> Tensor:

@@ -5,6 +5,7 @@ The boxes differ in size, so the pixels of all of them form one flat list of P e
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -72,15 +73,18 @@ def _pixels(lesions: Lesions, height: int, width: int, samples: int) -> _Pixels:
 
 
 def _strength(lesions: Lesions, pixels: _Pixels, config: LesionConfig) -> Tensor:
-    """Amplitude times delta = exp(-(u^2 + v^2) / gamma), 0 beyond the lesion's own box."""
+    """Amplitude times delta = exp(-(u^2 + v^2) / gamma), 0 beyond the lesion's own box or, with ``fade``, its oval."""
     u, v = pixels.u, pixels.v
     square = u * u + v * v
     if config.irregularity > 0:
         square = square / _outline(lesions, pixels, square, config.irregularity).square()
-    strength = torch.exp(square * (-1 / config.gamma)) * pixels.own(lesions.amplitude)
-    if config.rotate:
-        strength = strength.masked_fill((u.abs() > 1) | (v.abs() > 1), 0)
-    return strength
+    delta = torch.exp(square * (-1 / config.gamma))
+    if config.fade:
+        edge = math.exp(-1 / config.gamma)  # delta where the oval meets its box
+        delta = ((delta - edge) * (1 / (1 - edge))).clamp_(min=0)
+    elif config.rotate:
+        delta = delta.masked_fill((u.abs() > 1) | (v.abs() > 1), 0)
+    return delta * pixels.own(lesions.amplitude)
 
 
 def _outline(lesions: Lesions, pixels: _Pixels, square: Tensor, irregularity: float) -> Tensor:

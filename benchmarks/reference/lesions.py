@@ -122,7 +122,11 @@ def lesion_mask(
                 square = u * u + v * v
                 if config.irregularity:
                     square /= outline(u, v, draw, config.irregularity) ** 2
-                strength = amplitude * math.exp(-square / config.gamma)
+                delta = math.exp(-square / config.gamma)
+                if config.fade:
+                    edge = math.exp(-1 / config.gamma)
+                    delta = max(0.0, (delta - edge) / (1 - edge))
+                strength = amplitude * delta
                 if haze:
                     opacity[top + row][left + column] += strength
                 else:
