@@ -78,18 +78,20 @@ def fit_mask(mask: NDArray[MaskType], size: int, mode: FitMode = "squash") -> ND
 def fit_box(box: Box, height: int, width: int, mode: FitMode = "squash") -> Box | None:
     """Where a box (x, y, w, h), in fractions of a film of ``height`` x ``width``, lies in the square film.
 
-    Fractions again, clipped to the square; ``None`` when nothing of it is left. With ``letterbox`` the answer is exact
-    up to half a pixel of the square, because a film is placed on whole pixels.
+    Fractions again, clipped to the square; ``None`` when nothing of it is left. With ``letterbox`` the answer is off by
+    less than a pixel of the square, because the film is placed on whole pixels.
     """
     _check(height, width, 1, mode)
     x, y, w, h = box
-    scale_x, scale_y = 1.0, 1.0
+    side_x, side_y, start_x, start_y = float(width), float(height), 0.0, 0.0  # of the square, in film pixels
     if mode == "letterbox":
-        scale_x, scale_y = width / max(height, width), height / max(height, width)
+        side_x = side_y = float(max(height, width))
+        start_x, start_y = (width - side_x) / 2, (height - side_y) / 2
     elif mode == "crop":
-        scale_x, scale_y = width / min(height, width), height / min(height, width)
-    left, right = (_clip01((edge - 0.5) * scale_x + 0.5) for edge in (x, x + w))
-    top, bottom = (_clip01((edge - 0.5) * scale_y + 0.5) for edge in (y, y + h))
+        place = _place((height, width), 1, mode)
+        side_x, side_y, start_x, start_y = place.width, place.height, place.left, place.top
+    left, right = (_clip01((edge * width - start_x) / side_x) for edge in (x, x + w))
+    top, bottom = (_clip01((edge * height - start_y) / side_y) for edge in (y, y + h))
     if right <= left or bottom <= top:
         return None
     return left, top, right - left, bottom - top

@@ -133,6 +133,11 @@ def test_8_bits_without_a_window_are_the_png(tmp_path: Path) -> None:
     assert info == FilmInfo(24, 16, 8, "dicom", view="PA", patient=patient, file_bytes=len(data))
 
 
+def test_8_bits_are_not_stretched(tmp_path: Path) -> None:
+    film, _ = read(tmp_path, make(GREY8 // 2))
+    np.testing.assert_array_equal(film, (GREY8 // 2) / np.float32(255))
+
+
 def test_rescale_then_window_then_inversion(tmp_path: Path) -> None:
     """By hand: stored 0, 1000, 2000, 3000 rescaled to -500, 0, 500, 1000, seen through -250..750."""
     stored = np.array([[0, 1000, 2000, 3000]], np.uint16)
@@ -214,6 +219,9 @@ def test_padding_does_not_count_for_the_range(tmp_path: Path) -> None:
     signed = np.array([[-2000, 0, 50, 100]], np.int16)
     film, _ = read(tmp_path, make(signed, 16, PixelPaddingValue=-2000))
     np.testing.assert_allclose(film, [[0.0, 0.0, 0.5, 1.0]], atol=1e-6)
+    as_unsigned = make(signed, 16)
+    as_unsigned.add_new("PixelPaddingValue", "US", 65536 - 2000)  # a frequent mistake
+    np.testing.assert_array_equal(read(tmp_path, as_unsigned)[0], film)
     everything, info = read(tmp_path, make(np.full((3, 3), 7, np.uint16), 12, PixelPaddingValue=7))
     assert info.constant and np.isfinite(everything).all()
 
@@ -593,9 +601,19 @@ def test_values_that_make_pydicom_complain_stay_unsaid(tmp_path: Path, caplog: p
     assert not heard and not caplog.records and "Doe" not in repr(info)
 
 
-def test_only_listed_tags_are_parsed() -> None:
+def test_only_listed_tags_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from afire.data.dicom import _TAGS
 
+    parsed: list[Dataset] = []
+    dcmread = pydicom.dcmread
+    monkeypatch.setattr(
+        pydicom, "dcmread", lambda *args, **options: parsed.append(dcmread(*args, **options)) or parsed[0]
+    )
+    read(tmp_path, make(GREY8, **PERSON))
+    [dataset] = parsed
+    assert "PatientID" in dataset and not [
+        keyword for keyword in PERSON if keyword in dataset and keyword != "PatientID"
+    ]
     assert not [tag for tag in _TAGS if "Name" in tag or "Birth" in tag or "Address" in tag or "Date" in tag]
     assert [tag for tag in _TAGS if tag.startswith("Patient")] == ["PatientID", "PatientPosition"]
 

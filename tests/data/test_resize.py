@@ -132,13 +132,13 @@ def test_film_mask_and_box_agree(height: int, width: int, mode: FitMode, data: s
         return
     rows, columns = np.nonzero(mask)
     found = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-    np.testing.assert_allclose(found, [x, y, x + w, y + h], atol=1.1)
+    np.testing.assert_allclose(found, [x, y, x + w, y + h], atol=1.5 if mode == "letterbox" else 0.6)
     assert ((fit_square(film, size, mode) > 0.5) != mask).mean() < 0.1
 
 
 def test_boxes_by_hand() -> None:
     box = (0.25, 0.5, 0.5, 0.25)
-    assert fit_box(box, 100, 200, "squash") == box
+    assert fit_box(box, 100, 200, "squash") == pytest.approx(box)
     assert fit_box(box, 100, 200, "letterbox") == pytest.approx((0.25, 0.5, 0.5, 0.125))
     assert fit_box(box, 100, 200, "crop") == pytest.approx((0.0, 0.5, 1.0, 0.25))
     assert fit_box((0.0, 0.0, 0.2, 1.0), 100, 200, "crop") is None
