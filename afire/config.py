@@ -55,6 +55,9 @@ class LesionConfig(Section):
     size_max: float = Field(64, gt=0, description="largest side of a lesion")
     texture_window: float = Field(60, gt=0, description="side of the window the texture is taken from")
     gamma: float = Field(0.5, gt=0, description="softness of the outline: exp(-(u^2+v^2)/gamma)")
+    fade: bool = Field(
+        False, description="fade to nothing at the inscribed oval; off: end at the box, as printed, with a faint edge"
+    )
     amplitude_min: float = Field(0.2, ge=0, le=1, description="faintest lesion")
     amplitude_max: float = Field(0.8, ge=0, le=1, description="strongest lesion")
     rotate: bool = Field(False, description="turn each lesion by a random angle")
