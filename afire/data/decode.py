@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.data.dicom import MODALITIES, hash_patient, looks_like_dicom, read_dicom
 from afire.data.dicom_grey import Voi
 from afire.data.film import Film, FilmInfo
+from afire.data.identity import hash_patient
 from afire.data.quiet import quiet_readers
 from afire.data.raster import looks_like_raster, read_raster, read_raster_mask
 from afire.errors import ImageError
@@ -38,10 +38,14 @@ __all__ = [
 MAX_PIXELS = 120_000_000
 """Films of more pixels are refused before they are decoded; large digital detectors have some 20 million."""
 
+MODALITIES = ("CR", "DX", "DR", "RG", "XR", "OT", "")
+"""DICOM modalities that can be a radiograph. OT is what scanned films carry; de-identified files often have none."""
+
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".dcm", ".dicom", ".dic"})
 """Suffixes, in lower case, that a search through a folder takes."""
 
-_HEAD_BYTES = 132
+_PREAMBLE = 128
+_HEAD_BYTES = _PREAMBLE + 4
 # The most that a film can need: three 16-bit channels, and room for a long header.
 _BYTES_PER_PIXEL, _HEADER_BYTES = 6, 64 << 20
 
@@ -56,12 +60,14 @@ def read_film(
     """Read a film, float32 (H, W) in [0,1] with black = 0, and what is known about it.
 
     ``voi`` chooses the DICOM grey-scale, ``salt`` goes into the hash of the DICOM patient id
-    (:func:`afire.data.dicom.hash_patient`), ``modalities`` are the DICOM modalities to accept.
+    (:func:`hash_patient`), ``modalities`` are the DICOM modalities to accept.
     """
     path = Path(path)
     data = _read_bytes(path, max_pixels)
     with quiet_readers():
-        if looks_like_dicom(data):
+        if _looks_like_dicom(data):
+            from afire.data.dicom import read_dicom  # pydicom takes half a second to import; few datasets need it
+
             return read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
         return read_raster(path, data, max_pixels)
 
@@ -76,7 +82,7 @@ def read_mask_raw(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]
     """Read the stored numbers of a mask image, uint8 (H, W): grey values or palette indices, for bit flags."""
     path = Path(path)
     data = _read_bytes(path, max_pixels)
-    if looks_like_dicom(data):
+    if _looks_like_dicom(data):
         raise ImageError(f"{path} is a DICOM file, and masks are read from PNG, TIFF, BMP, GIF or JPEG.")
     with quiet_readers():
         return read_raster_mask(path, data, max_pixels)
@@ -100,7 +106,17 @@ def is_image_file(path: Path) -> bool:
             head = stream.read(_HEAD_BYTES)
     except OSError:
         return False
-    return looks_like_dicom(head) or looks_like_raster(head)
+    return _looks_like_dicom(head) or looks_like_raster(head)
+
+
+def _looks_like_dicom(head: bytes) -> bool:
+    """Whether a file that starts with ``head`` (132 bytes or more) is DICOM, with or without the usual preamble."""
+    if head[_PREAMBLE:_HEAD_BYTES] == b"DICM":
+        return True
+    # Old files start with the first element: group 2 or 8, a small element number, then a VR or a small length.
+    if len(head) < 8 or head[:2] not in (b"\x02\x00", b"\x08\x00") or head[3] != 0:
+        return False
+    return (head[4:6].isalpha() and head[4:6].isupper()) or head[6:8] == b"\0\0"
 
 
 def _read_bytes(path: Path, max_pixels: int) -> bytes:

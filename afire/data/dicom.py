@@ -7,9 +7,7 @@ a pydicom exception is passed on: those quote values.
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -26,13 +24,8 @@ from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, Implic
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
 from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite
+from afire.data.identity import hash_patient as hash_patient
 from afire.errors import ImageError, UserError
-
-MODALITIES = ("CR", "DX", "DR", "RG", "XR", "OT", "")
-"""Modalities that can be a radiograph. OT is what scanned films carry; de-identified files often have none."""
-
-SALT_VARIABLE = "AFIRE_PATIENT_SALT"
-DEFAULT_SALT = "afire"
 
 _TAGS = [
     "Modality", "PatientID", "ViewPosition", "ViewCodeSequence", "PatientPosition",
@@ -55,31 +48,6 @@ _BYTES_PER_PIXEL, _HEADER_BYTES = 6, 64 << 20
 _LONG_LENGTH = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"UC", b"UN", b"UR", b"UT")
 _LATERAL = {"LL", "RL", "LAT", "LATERAL", "LEFTLATERAL", "RIGHTLATERAL"}
 _FRONTAL = {"PA": "PA", "POSTEROANTERIOR": "PA", "AP": "AP", "ANTEROPOSTERIOR": "AP"}
-
-
-def looks_like_dicom(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` (132 bytes or more) is DICOM, with or without the usual preamble."""
-    if head[_PREAMBLE : _PREAMBLE + 4] == b"DICM":
-        return True
-    # Old files start with the first element: group 2 or 8, a small element number, then a VR or a small length.
-    if len(head) < 8 or head[:2] not in (b"\x02\x00", b"\x08\x00") or head[3] != 0:
-        return False
-    return (head[4:6].isalpha() and head[4:6].isupper()) or head[6:8] == b"\0\0"
-
-
-def hash_patient(patient_id: str, salt: str | None = None) -> str:
-    """16 hex digits that stand for a patient: equal in every run and on every machine with the same ``salt``.
-
-    Without ``salt``, the environment variable AFIRE_PATIENT_SALT is used, else "afire". The default keeps ids out of
-    sight; only a salt that you keep to yourself keeps others from trying out ids until one fits. An empty id stays
-    empty.
-    """
-    patient_id = patient_id.strip(" \0\t\r\n")
-    if not patient_id:
-        return ""
-    salt = os.environ.get(SALT_VARIABLE, DEFAULT_SALT) if salt is None else salt
-    key = hashlib.blake2b(salt.encode("utf-8"), digest_size=32).digest()
-    return hashlib.blake2b(patient_id.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)
