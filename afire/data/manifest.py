@@ -251,6 +251,20 @@ def check_manifest_name(path: Path) -> None:
         raise UserError(f"{path}: a manifest ends in .parquet or .csv.")
 
 
+def is_manifest(path: Path) -> bool:
+    """Whether the file ``path`` was written by :func:`write_manifest`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        if path.suffix.lower() == ".csv":
+            with path.open(encoding="utf-8-sig") as stream:
+                return stream.readline().lstrip('"').startswith(_CSV_HEADER)
+        return _METADATA_KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError):
+        return False
+
+
 def write_manifest(manifest: Manifest, path: Path) -> None:
     """Write ``.parquet`` or ``.csv``; the root is stored relative to the file, so that the two can move together."""
     check_manifest_name(path)

@@ -30,7 +30,7 @@ def list_films(root: Path, below: str | Path = "", look_inside: bool = False) ->
     films: list[str] = []
     leaving: list[str] = []
     unusable: list[str] = []
-    with progress(f"listing {start}", unit="films") as bar:
+    with progress(f"listing {start}", unit="entries") as bar:
         for relative, entry in _walk(root, start, leaving, bar):
             if _ending(entry.name) in IMAGE_SUFFIXES or (look_inside and is_image_file(Path(entry.path))):
                 (films if _usable(relative) else unusable).append(relative)

@@ -48,7 +48,7 @@ def build_lungmasks(root: Path, *, images: str = "") -> Manifest:
     table["normal"] = 1.0 - table[LABEL_PREFIX + LABEL]
     found = [masks.get(name, []) for name in names]
     table["mask"] = [paths[0] if len(paths) == 1 else "" for paths in found]
-    table["rle"] = [_united(root, paths) if len(paths) > 1 else "" for paths in track(found, "reading masks")]
+    table["rle"] = _unite_all(root, found)
     without = sum(not paths for paths in found)
     if without:
         logger.warning("%s of %s films have no lung mask", f"{without:,}", f"{len(names):,}")
@@ -72,6 +72,16 @@ def _masks_by_name(files: Iterable[str]) -> dict[str, list[str]]:
         if all(organ.lower().replace(" ", "").replace("_", "") in _LUNG_FOLDERS for organ in organs):
             masks.setdefault(strip_ending(name).removesuffix("_mask"), []).append(path)
     return masks
+
+
+def _unite_all(root: Path, found: list[list[str]]) -> list[str]:
+    """Cells of the column ``rle``: the union of a film's masks where it has several, else empty."""
+    cells = [""] * len(found)
+    several = [row for row, paths in enumerate(found) if len(paths) > 1]
+    if several:
+        for row in track(several, "uniting left and right masks", unit="films"):
+            cells[row] = _united(root, found[row])
+    return cells
 
 
 def _united(root: Path, paths: list[str]) -> str:

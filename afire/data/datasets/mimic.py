@@ -56,8 +56,10 @@ def build_mimic(
     table = pd.DataFrame({"image": stems + ".jpg", "split": _splits(films["split"], path), "patient": subject})
     table["view"] = films["view"]
     table["normal"] = normal_from(raw, uncertain_is_disease=False)
+    labels = with_policy(raw, uncertain, blank)
     # A study that the labeller never saw is unknown in everything, whatever `blank` says about what it did not mention.
-    table = table.join(with_policy(raw, uncertain, blank).where(labelled.to_numpy()[:, None]))
+    labels.loc[~labelled] = float("nan")
+    table = table.join(labels)
     listing = list_films(root, "files") if (root / "files").is_dir() else []
     table = keep_present(table, stems.map(by_stem(listing)), root, path)
     options = {"uncertain": uncertain, "blank": blank, "all_views": all_views}

@@ -45,7 +45,8 @@ def build_nih(root: Path, *, images: str = "") -> Manifest:
     table["patient"] = source["Patient ID"].str.strip()
     table["view"] = view_names(source["View Position"])
     table = table.join(_labels(source["Finding Labels"], path))
-    table["boxes"] = names.map(_boxes(root)).fillna("")
+    boxes = _boxes(root)
+    table["boxes"] = [boxes.get(name, "") for name in names]
     for name, column in (("orig_width", _WIDTH), ("orig_height", _HEIGHT)):
         table[META_PREFIX + name] = pd.to_numeric(source[column], errors="coerce").astype("float64")
     table[META_PREFIX + "age"] = ages(source["Patient Age"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from afire.data.dicom import hash_patient
+from afire.data.decode import hash_patient
 from afire.data.manifest import inside_root
 from afire.data.quiet import quiet_readers
 from afire.errors import UserError

@@ -64,6 +64,6 @@ def read_list(path: Path) -> list[str]:
         raise UserError(f"{path} is not a text file with one film per line.") from None
 
 
-def about(builder: str, normal: str, **options: Any) -> Mapping[str, Any]:
+def about(builder: str, normal: str, /, **options: Any) -> Mapping[str, Any]:
     """What a manifest says about how it was made: the builder, its rule for ``normal``, and its options."""
     return {"builder": builder, "normal": normal, "options": options}

@@ -143,7 +143,8 @@ def _labels(source: pd.DataFrame, columns: Columns, uncertain: Uncertain | None,
 def _named_findings(cells: pd.Series, columns: Columns) -> pd.DataFrame:
     """``Mass|Nodule`` to label columns of 0 and 1; an empty cell is unknown in all of them."""
     tidy = cells.str.strip().str.replace(rf"\s*{re.escape(columns.separator)}\s*", "|", regex=True)
-    present = tidy.str.get_dummies("|").astype("float64").where(tidy != "")
+    present = tidy.str.get_dummies("|").drop(columns="", errors="ignore").astype("float64")
+    present.loc[tidy == ""] = float("nan")
     normal = columns.normal_finding
     if normal is None:
         return present.add_prefix(LABEL_PREFIX)
