@@ -201,6 +201,20 @@ class TrainingConfig(Section):
     compile: bool = Field(False, description="torch.compile the networks")
 
 
+class RunConfig(Section):
+    """What a run writes and when; nothing here changes the weights it ends with."""
+
+    checkpoint_minutes: float = Field(30, gt=0, description="minutes between checkpoints")
+    checkpoint_epochs: int = Field(1, ge=0, description="epochs between checkpoints, 0 = by the clock only")
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints that stay")
+    picture_epochs: int = Field(5, ge=0, description="epochs between pictures, 0 = none")
+    probe_epochs: int = Field(0, ge=0, description="epochs between online probes on validation films, 0 = none")
+    probe_films: int = Field(2000, ge=10, description="most films that the online probe looks at in each part")
+    stop_on_collapse: bool = Field(False, description="end the run when the health line is red two epochs in a row")
+    on_bad_film: Literal["skip", "stop"] = Field("skip", description="a film that cannot be read or was altered")
+    wandb: bool = Field(False, description="also log to Weights & Biases (needs the extra afire[wandb])")
+
+
 class Config(Section):
     """All settings of a run."""
 
@@ -213,6 +227,7 @@ class Config(Section):
     prototypes: PrototypeConfig = Field(default_factory=PrototypeConfig)
     losses: LossConfig = Field(default_factory=LossConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    run: RunConfig = Field(default_factory=RunConfig)
 
     @model_validator(mode="after")
     def _patches_fit(self) -> Config:

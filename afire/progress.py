@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import Literal, Protocol, TypeVar
 
@@ -22,6 +22,11 @@ def configure(mode: Mode) -> None:
     """Choose how progress is shown from now on."""
     global _mode
     _mode = mode
+
+
+def current_mode() -> Mode:
+    """How progress is shown now."""
+    return _mode
 
 
 def mode_for_terminal(quiet: bool) -> Mode:
@@ -91,7 +96,7 @@ def progress(description: str, total: int | None = None, unit: str = "items") ->
 
 def track(items: Iterable[T], description: str, total: int | None = None, unit: str = "items") -> Iterator[T]:
     """Iterate over ``items`` and show how far it is."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with progress(description, total, unit) as bar:
         for item in items:

@@ -10,6 +10,7 @@ import typer
 from afire.cli import config as config_command
 from afire.cli import data as data_commands
 from afire.cli import lesions as lesion_commands
+from afire.cli import pretrain as pretrain_command
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 app.add_typer(data_commands.app, name="data")
 app.add_typer(lesion_commands.app, name="lesions")
+app.command("pretrain")(pretrain_command.pretrain)
 app.command("config")(config_command.config)
 
 

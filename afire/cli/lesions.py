@@ -47,8 +47,9 @@ def preview(
     from afire.data.dataset import open_films
     from afire.errors import UserError
     from afire.lesions import synthesize_keyed, token_labels
-    from afire.report.lesion_sheet import lesion_sheet, save_sheet
+    from afire.report.lesion_sheet import check_name, lesion_sheet, save_sheet
 
+    check_name(out)
     settings = load_config(preset, config, set_ or ())
     films = open_films(data, root, size or settings.image.size, settings.image.fit, settings.image.voi)
     patch_size = settings.encoder.patch_size

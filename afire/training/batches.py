@@ -1,0 +1,178 @@
+"""Which films are in which step, and having the next ones ready while the current ones are computed.
+
+The order of an epoch depends on (seed, epoch) alone. A step takes the next ``world * batch`` films of it and process r
+the r-th piece, so W processes with batch B see the same global batches as one process with W * B.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+
+from afire.data.dataset import Films, PackedFilms
+from afire.data.pack import DIGEST
+from afire.errors import ImageError, UserError
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The films of a run by (epoch, batch). ``rows`` are the usable rows of the manifest, in its order."""
+
+    rows: np.ndarray
+    seed: int
+    batch_size: int  # of one process
+    world: int = 1
+    rank: int = 0
+    accumulate: int = 1
+    _orders: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"{len(self.rows)} films are fewer than one step of {self.films_per_step} (batch {self.batch_size} x "
+                f"{self.world} processes x {self.accumulate} accumulated); lower training.batch_size."
+            )
+
+    @property
+    def films_per_step(self) -> int:
+        """Films of all processes in one update."""
+        return self.batch_size * self.world * self.accumulate
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole updates; the remainder of an epoch is left out, other films each time."""
+        return len(self.rows) // self.films_per_step
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The usable rows in the order of ``epoch``; the last one asked for is kept."""
+        if epoch not in self._orders:
+            self._orders.clear()
+            self._orders[epoch] = self.rows[np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))]
+        return self._orders[epoch]
+
+    def batch_rows(self, step: int) -> list[np.ndarray]:
+        """This process's rows of update ``step``: one array for each accumulated batch."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        order = self.order(epoch)
+        globals_ = order[within * self.films_per_step :][: self.films_per_step].reshape(self.accumulate, self.world, -1)
+        return [part[self.rank] for part in globals_]
+
+
+@dataclass
+class Batch:
+    """Films of one process for one (accumulated) forward: values as stored, and the rows they come from."""
+
+    raw: torch.Tensor  # (B, S, S) uint8 or uint16 from a pack, (B, 1, S, S) float32 otherwise
+    rows: np.ndarray
+    replaced: dict[int, str] = field(default_factory=dict)  # bad row -> why another film took its place
+
+
+class Prefetcher:
+    """Reads the batches of the coming steps in a thread. Iterate it; ``waited`` is the time lost to waiting."""
+
+    def __init__(
+        self, films: Films, plan: Plan, first: int, last: int, on_bad_film: Literal["skip", "stop"], depth: int = 2
+    ) -> None:
+        self.reader = _Reader(films, plan.rows, on_bad_film)
+        self.waited = 0.0
+        self._queue: queue.Queue[list[Batch] | BaseException | None] = queue.Queue(maxsize=depth)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._work, args=(plan, first, last), daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        while True:
+            start = time.perf_counter()
+            item = self._queue.get()
+            self.waited += time.perf_counter() - start
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def close(self) -> None:
+        """Stop reading; what was read ahead is dropped."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.01)
+
+    def _work(self, plan: Plan, first: int, last: int) -> None:
+        try:
+            for step in range(first, last):
+                self._queue.put([self.reader.read(rows) for rows in plan.batch_rows(step)])
+                if self._stopped.is_set():
+                    return
+            self._queue.put(None)
+        except BaseException as error:  # handed to the training thread, which raises it
+            self._queue.put(error)
+
+
+class _Reader:
+    """Reads batches and deals with films that are broken or were altered since they were packed."""
+
+    def __init__(self, films: Films, usable: np.ndarray, on_bad_film: Literal["skip", "stop"]) -> None:
+        self.films, self.usable, self.on_bad_film = films, usable, on_bad_film
+        self.bad: dict[int, str] = {}
+        self._unreadable: dict[int, str] = {}
+        self._digests = films.manifest.table[DIGEST].tolist() if isinstance(films, PackedFilms) else None
+
+    def read(self, rows: np.ndarray) -> Batch:
+        batch = self._read(rows)
+        new = {int(row): reason for row, reason in self._check(batch).items()}
+        if not new:
+            return batch
+        for row, reason in new.items():
+            if self.on_bad_film == "stop":
+                raise UserError(f"{reason} Mend it, or set run.on_bad_film=skip.")
+            if row not in self.bad:
+                logger.warning("skipped during training: %s", reason)
+            self.bad[row] = reason
+        mended = self.read(np.array([self._substitute(int(row)) if row in new else row for row in rows]))
+        return Batch(mended.raw, mended.rows, {**new, **mended.replaced})
+
+    def _read(self, rows: np.ndarray) -> Batch:
+        if isinstance(self.films, PackedFilms):
+            return Batch(self.films.raw(rows), rows)
+        films = []
+        for row in rows:
+            try:
+                films.append(self.films[int(row)])
+            except ImageError as error:
+                self._unreadable[int(row)] = str(error)
+                films.append(torch.zeros(1, self.films.size, self.films.size))
+        return Batch(torch.stack(films), rows)
+
+    def _check(self, batch: Batch) -> dict[int, str]:
+        """Rows of the batch that must not be used, with the reason."""
+        if self._digests is None:
+            return {int(row): self._unreadable[int(row)] for row in batch.rows if int(row) in self._unreadable}
+        wrong = {}
+        for row, film in zip(batch.rows, batch.raw.numpy(), strict=True):
+            if hashlib.blake2b(film, digest_size=12).hexdigest() != self._digests[row]:
+                name = self.films.manifest.table["image"].iloc[row]
+                wrong[int(row)] = f"the packed pixels of {name} (row {row}) are not those that were packed."
+        return wrong
+
+    def _substitute(self, row: int) -> int:
+        """The next usable row behind a bad one: the same choice on every run and every process."""
+        start = int(np.searchsorted(self.usable, row))
+        for offset in range(1, len(self.usable)):
+            candidate = int(self.usable[(start + offset) % len(self.usable)])
+            if candidate not in self.bad:
+                return candidate
+        raise UserError("no film can be read any more; check the data folder.")

@@ -1,0 +1,185 @@
+"""Checkpoints that are whole or not there.
+
+    RUN/checkpoints/step-00001200/
+        model.safetensors      student, teacher, decoder, prototypes
+        optimizer.safetensors  AdamW's moments, by parameter name
+        state.json             step, settings, data, and the hash of the two files above
+
+A checkpoint is written under another name, synced and renamed. ``state.json`` is written last and names the hashes of
+the others, so a torn one is recognised even where a rename was not atomic.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from afire.errors import UserError
+from afire.files import require_folder, sha256_file, write_json
+
+FORMAT = 1
+FOLDER, MODEL, OPTIMIZER, STATE = "checkpoints", "model.safetensors", "optimizer.safetensors", "state.json"
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    folder: Path
+    state: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.state["step"])
+
+    def model_tensors(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / MODEL)
+
+    def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / OPTIMIZER)
+
+
+def save_checkpoint(
+    run: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], keep: int
+) -> Path:
+    """Write the checkpoint of ``state["step"]`` and remove all but the newest ``keep``.
+
+    A disk that is full or read-only is a :class:`UserError`; the checkpoints before stay as they are.
+    """
+    folder = run / FOLDER
+    final = folder / f"step-{int(state['step']):08d}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_folder(final, model.state_dict(), optimizer_state(model, optimizer), state)
+        for old in sorted(folder.glob("step-*"))[:-keep]:
+            shutil.rmtree(old)
+    except (OSError, SafetensorError) as error:  # safetensors reports a full disk in its own way
+        kept = [path.name for path in sorted(folder.glob("step-*"))]
+        newest = f"; {kept[-1]} is whole, resume from it" if kept else ""
+        raise UserError(
+            f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}{newest}."
+        ) from error
+    return final
+
+
+def write_folder(
+    final: Path, model: Mapping[str, torch.Tensor], optimizer: Mapping[str, torch.Tensor], state: Mapping[str, Any]
+) -> None:
+    """Write one checkpoint folder under a temporary name, sync it, rename it."""
+    temporary = final.with_name(f".part-{final.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        _save(model, temporary / MODEL)
+        _save(optimizer, temporary / OPTIMIZER)
+        hashes = {name: sha256_file(temporary / name) for name in (MODEL, OPTIMIZER)}
+        write_json(temporary / STATE, {"format": FORMAT, **state, "files": hashes})
+        if final.exists():  # the same step again, after a resume from an older checkpoint
+            shutil.rmtree(final)
+        temporary.replace(final)
+        _sync(final.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def newest_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest whole checkpoint of a run; torn ones are named and passed over."""
+    for folder in sorted((run / FOLDER).glob("step-*"), reverse=True):
+        try:
+            return read_checkpoint(folder)
+        except UserError as error:
+            logger.warning("passed over a torn checkpoint: %s", error)
+    return None
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Open a checkpoint folder after checking that it is whole."""
+    require_folder(folder, "checkpoint")
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        if state["format"] != FORMAT:
+            raise UserError(f"{folder} has checkpoint format {state['format']}; this version reads {FORMAT}.")
+        for name, expected in state["files"].items():
+            if sha256_file(folder / name) != expected:
+                raise UserError(f"{folder / name} is not what {STATE} says was written.")
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder} is not a whole checkpoint ({type(error).__name__}: {error}).") from None
+    return Checkpoint(folder, state)
+
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint into ``model`` and ``optimizer``."""
+    try:
+        model.load_state_dict(checkpoint.model_tensors())
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise UserError(f"{checkpoint.folder} does not fit this model: {first}") from None
+    load_optimizer_state(checkpoint.optimizer_tensors(), model, optimizer)
+
+
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The optimizer's tensors as ``parameter.name::moment``: names outlive the order of parameters."""
+    return {
+        f"{name}::{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_state(
+    tensors: Mapping[str, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Undo :func:`optimizer_state`."""
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        name, _, moment = key.rpartition("::")
+        parameter = parameters[name]
+        # AdamW keeps its step counter where it was made (the CPU unless fused on a GPU); moments live with the weight.
+        home = value if moment == "step" and not _fused(optimizer) else value.to(parameter.device)
+        optimizer.state[parameter][moment] = home.clone()
+
+
+def _fused(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer.param_groups[0].get("fused") or optimizer.param_groups[0].get("capturable"))
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    with path.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def _sync(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def weights_file(path: Path) -> Path:
+    """The weights behind a path: a file itself, or the newest whole checkpoint of a run folder."""
+    if not path.exists():
+        raise UserError(f"weights {path} do not exist; give a run folder, a .safetensors or a .pth file.")
+    if path.is_file():
+        return path
+    if (path / MODEL).exists():
+        return path / MODEL
+    checkpoint = newest_checkpoint(path)
+    if checkpoint is None:
+        raise UserError(f"{path} holds no checkpoint; give a run folder, a .safetensors or a .pth file.")
+    return checkpoint.folder / MODEL

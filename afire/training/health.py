@@ -1,0 +1,123 @@
+"""Is the run healthy? Numbers that tell learning from collapse, and what they mean in words.
+
+Shapes: B images, L positions, K clusters, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Colour = Literal["green", "amber", "red"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """Numbers of one epoch, each in [0,1] unless said otherwise. Entropies are shares of log K."""
+
+    prototype_entropy: float  # mean entropy of a prototype: 1 = uniform, it says nothing about its place
+    usage_entropy: float  # entropy of the mean assignment: 0 = all tokens in one cluster
+    dead_clusters: float  # share of clusters that get less than a tenth of their even share
+    effective_rank: float  # of the teacher's tokens: exp of the entropy of their spectrum, at most D (not a share)
+    agreement: float  # share of normal tokens whose likeliest cluster is the same for student and teacher
+    abnormal_share: float  # share of tokens that the lesions made abnormal
+    image_dependence: float  # share of what q tells that depends on the film and not on the position alone
+    structure: float  # structure loss at the end of the epoch, nats (not a share)
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    def verdict(self) -> tuple[Colour, str]:
+        """A colour and the reason in words; the worst reason wins."""
+        for colour, holds, reason in self._rules():
+            if holds:
+                return colour, reason
+        return "green", "clusters are in use, features have many directions and assignments depend on the film"
+
+    def _rules(self) -> list[tuple[Colour, bool, str]]:
+        dead, rank, film = self.dead_clusters, self.effective_rank, self.image_dependence
+        return [
+            (
+                "red",
+                self.usage_entropy < 0.2,
+                f"collapse: nearly all tokens fall into one cluster ({dead:.0%} are dead)",
+            ),
+            ("red", rank < 2, f"collapse: the teacher's features have one direction left (effective rank {rank:.1f})"),
+            ("red", self.prototype_entropy > 0.995, "prototypes are uniform: they say nothing about their place"),
+            (
+                "red",
+                self.structure < 0.05 and film < 0.02,
+                f"degenerate solution: the structure loss is {self.structure:.3f} and only {film:.1%} of q depends on "
+                "the film; the position alone answers it (head.form=shared or a larger losses.temperature helps)",
+            ),
+            (
+                "amber",
+                film < 0.05,
+                f"assignments follow the position: only {film:.1%} of what q tells depends on the film",
+            ),
+            ("amber", dead > 0.5, f"{dead:.0%} of the clusters are dead"),
+            ("amber", rank < 5, f"features have few directions (effective rank {rank:.1f})"),
+            ("amber", self.agreement < 0.2, f"student and teacher agree on only {self.agreement:.0%} of normal tokens"),
+            ("amber", not 0.005 < self.abnormal_share < 0.5, f"{self.abnormal_share:.1%} of tokens are abnormal"),
+        ]
+
+
+def measure(
+    student_BLK: Tensor,
+    teacher_BLK: Tensor,
+    tokens_BLD: Tensor,
+    abnormal_BL: Tensor,
+    prototypes_LK: Tensor,
+    structure: float,
+) -> Health:
+    """Health from probabilities of both networks, the teacher's tokens, token labels and prototypes."""
+    q = student_BLK.float()
+    clusters = q.shape[-1]
+    usage_K = teacher_BLK.float().mean(dim=(0, 1))
+    normal = ~abnormal_BL
+    same = student_BLK.argmax(-1) == teacher_BLK.argmax(-1)
+    return Health(
+        prototype_entropy=_entropy(prototypes_LK).mean().item() / math.log(clusters),
+        usage_entropy=_entropy(usage_K).item() / math.log(clusters),
+        dead_clusters=(usage_K < 0.1 / clusters).float().mean().item(),
+        effective_rank=effective_rank(tokens_BLD.flatten(0, 1)),
+        agreement=(same & normal).sum().item() / max(normal.sum().item(), 1),
+        abnormal_share=abnormal_BL.float().mean().item(),
+        image_dependence=image_dependence(q, normal),
+        structure=structure,
+    )
+
+
+def image_dependence(q_BLK: Tensor, normal_BL: Tensor) -> float:
+    """Of the information q carries, the share that depends on the film: I(k; film | position) / I(k; film, position).
+
+    The joint information is the entropy of the mean over everything minus the mean entropy of a token; what is left
+    when each position has its own mean is the film's part. 0: all films give the same answer at a position. Abnormal
+    tokens are left out: a lesion changes q without the film being different.
+    """
+    weight = normal_BL.float()[..., None]
+    per_position = weight.sum(0)
+    mean_LK = (q_BLK * weight).sum(0) / per_position.clamp_min(1)
+    share_L = per_position.squeeze(-1) / weight.sum().clamp_min(1)
+    token = (_entropy(q_BLK) * weight.squeeze(-1)).sum() / weight.sum().clamp_min(1)
+    given_position = (share_L * _entropy(mean_LK)).sum() - token
+    joint = _entropy((share_L[:, None] * mean_LK).sum(0)) - token
+    return (given_position / joint).clamp(0, 1).item() if joint > 1e-6 else 0.0
+
+
+def effective_rank(features_ND: Tensor) -> float:
+    """exp of the entropy of the normalised singular values of centred features: how many directions are in use."""
+    centred = features_ND.float() - features_ND.float().mean(0)
+    values = torch.linalg.eigvalsh(centred.T @ centred / len(centred)).clamp_min(0).sqrt()
+    if values.sum() < 1e-8:
+        return 0.0  # all tokens are the same
+    return _entropy(values / values.sum()).exp().item()
+
+
+def _entropy(p: Tensor) -> Tensor:
+    entropy: Tensor = torch.special.entr(p).sum(dim=-1)
+    return entropy

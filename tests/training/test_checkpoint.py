@@ -1,0 +1,116 @@
+"""Checkpoints: whole or not there, the newest whole one is found, a full disk costs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from afire.config import Config
+from afire.errors import UserError
+from afire.model import AFiRe
+from afire.training import checkpoint as module
+from afire.training.checkpoint import newest_checkpoint, read_checkpoint, restore, save_checkpoint, weights_file
+
+
+def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
+    torch.manual_seed(steps)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(steps):
+        model(torch.randn(5, 3)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def test_what_is_restored_trains_on_bit_by_bit(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=2)
+    other, other_optimizer = trained(0)
+    checkpoint = newest_checkpoint(tmp_path)
+    assert checkpoint is not None and checkpoint.step == 2
+    restore(checkpoint, other, other_optimizer)
+    batch = torch.randn(5, 3)
+    for network, optim in ((model, optimizer), (other, other_optimizer)):
+        optim.zero_grad()
+        network(batch).pow(2).sum().backward()
+        optim.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    for step in (1, 2, 10):
+        save_checkpoint(tmp_path, model, optimizer, {"step": step}, keep=2)
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000002", "step-00000010"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "torn state", "no model"])
+def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=5)
+    newest = save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=5)
+    weights = newest / "model.safetensors"
+    if damage == "truncate":
+        weights.write_bytes(weights.read_bytes()[:-5])
+    elif damage == "flip":
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+    elif damage == "no state":
+        (newest / "state.json").unlink()
+    elif damage == "torn state":
+        (newest / "state.json").write_text('{"format": 1, "st')
+    else:
+        weights.unlink()
+    found = newest_checkpoint(tmp_path)
+    assert found is not None and found.step == 1 and "step-00000002" in caplog.text
+
+
+def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=1)
+
+    def full(tensors: object, path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(UserError, match=r"No space left on device; step-00000001 is whole"):
+        save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=1)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
+    assert read_checkpoint(tmp_path / "checkpoints/step-00000001").step == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    (tmp_path / "checkpoints").mkdir(mode=0o500)
+    with pytest.raises(UserError, match="cannot write the checkpoint"):
+        save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=1)
+
+
+def test_another_architecture_is_a_sentence(tmp_path: Path, smallest: Callable[..., Config]) -> None:
+    model, optimizer = trained()
+    save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=1)
+    other = AFiRe(smallest())
+    found = newest_checkpoint(tmp_path)
+    assert found is not None
+    with pytest.raises(UserError, match="does not fit this model"):
+        restore(found, other, torch.optim.AdamW(other.parameters()))
+
+
+def test_weights_of_a_path(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    folder = save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=1)
+    assert weights_file(tmp_path) == weights_file(folder) == folder / "model.safetensors"
+    assert weights_file(folder / "model.safetensors") == folder / "model.safetensors"
+    with pytest.raises(UserError, match="do not exist"):
+        weights_file(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        weights_file(tmp_path / "empty")

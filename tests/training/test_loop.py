@@ -1,0 +1,238 @@
+"""The loop in one process: what it writes, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from afire.config import Config, load_config
+from afire.data.dataset import PackedFilms, open_films
+from afire.errors import UserError
+from afire.model import AFiRe
+from afire.report.training_pictures import EpochPictures
+from afire.training import loop, pretrain
+from afire.training.engine import make_optimizer
+from afire.training.online import OnlineProbe
+from afire.training.selection import normal_training_rows
+
+MakeConfig = Callable[..., Config]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    return load_file(newest / "model.safetensors")
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_folder_explains_itself(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    config = smallest("run.picture_epochs=2")
+    films = PackedFilms(packed)
+    rows, sentence = normal_training_rows(films.manifest)
+    assert sentence == "using 24 normal films of 32 training films (8 of other parts left alone)"
+    result = pretrain(config, films, tmp_path / "run", rows, observers=[EpochPictures(2, config.training.epochs)])
+    assert result.status == "finished" and result.step == result.steps == 9
+    run = tmp_path / "run"
+    assert load_config(file=run / "config.yaml") == config
+    assert json.loads((run / "data.json").read_text())["used"] == 24
+    assert json.loads((run / "environment.json").read_text())["packages"]["torch"] == torch.__version__
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["status"] == "finished" and 0 <= summary["data_wait"] < 1 and summary["images_per_second"] > 0
+    assert "not a medical device" in (run / "README.md").read_text()
+    assert {path.name for path in (run / "pictures").iterdir()} == {
+        f"{kind}-000{epoch}.png" for kind in ("restorations", "prototypes") for epoch in (2, 3)
+    }
+    steps = [record for record in metrics(run) if "total" in record]
+    assert [record["step"] for record in steps] == list(range(1, 10))
+    assert steps[0]["learning_rate"] == pytest.approx(4e-3 * 8 / 256 / 3)
+    epochs = [record for record in metrics(run) if "epoch" in record]
+    assert len(epochs) == 3 and epochs[0]["health"] in ("green", "amber", "red") and epochs[0]["health_reason"]
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_the_teacher_follows_and_the_last_layer_waits(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    config = smallest("training.epochs=1", "training.weight_decay=0", "training.weight_decay_end=0")
+    pretrain(config, PackedFilms(packed), tmp_path / "run")
+    start, end = AFiRe(config).state_dict(), weights(tmp_path / "run")
+    assert torch.equal(start["student.head.last_layer.weight"], end["student.head.last_layer.weight"])
+    assert not torch.equal(start["student.encoder.norm.weight"], end["student.encoder.norm.weight"])
+    assert not torch.equal(start["teacher.encoder.norm.weight"], end["teacher.encoder.norm.weight"])
+    again = smallest("training.epochs=1", "training.freeze_last_layer_epochs=0")
+    pretrain(again, PackedFilms(packed), tmp_path / "free")
+    freed = weights(tmp_path / "free")["student.head.last_layer.weight"]
+    assert not torch.equal(start["student.head.last_layer.weight"], freed)
+
+
+def test_the_same_seed_gives_the_same_weights(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        pretrain(smallest(f"seed={seed}", "training.epochs=1"), PackedFilms(packed), tmp_path / name)
+    a, b, c = (weights(tmp_path / name) for name in "abc")
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert any(not torch.equal(a[key], c[key]) for key in a)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.precision=bf16"],
+        ["training.accumulate=2", "training.batch_size=4"],
+        ["lesions.views=2"],
+        ["encoder.drop_path=0.2", "encoder.gradient_checkpointing=true"],
+        ["losses.structure=0", "losses.category=0"],
+        ["losses.restoration=0", "losses.lesion=1"],
+        ["losses.contrast=feature"],
+        ["prototypes.enabled=false"],
+        ["head.form=per_position"],
+        ["training.clip=0"],
+        ["image.channels=3", "image.normalise=imagenet"],
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_run_runs(packed: Path, smallest: MakeConfig, tmp_path: Path, overrides: list[str]) -> None:
+    config = smallest("training.epochs=1", "run.picture_epochs=1", *overrides)
+    result = pretrain(config, PackedFilms(packed), tmp_path / "run", observers=[EpochPictures(1, 1)])
+    assert result.status == "finished" and np.isfinite(result.losses["total"])
+
+
+def test_films_are_decoded_where_there_is_no_pack(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    folder = PackedFilms(packed).manifest.root
+    films = open_films(folder, size=32)
+    result = pretrain(smallest("training.epochs=1"), films, tmp_path / "run")
+    assert result.status == "finished"
+
+
+def test_an_existing_run_is_not_overwritten(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    config, films = smallest("training.epochs=1"), PackedFilms(packed)
+    pretrain(config, films, tmp_path / "run")
+    with pytest.raises(UserError, match="already holds a run; add --resume"):
+        pretrain(config, films, tmp_path / "run")
+    with pytest.raises(UserError, match="holds no run to resume"):
+        pretrain(config, films, tmp_path / "other", resume=True)
+
+
+def test_resuming_with_other_settings_names_them(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    films = PackedFilms(packed)
+    pretrain(smallest("training.epochs=1"), films, tmp_path / "run")
+    longer = smallest("training.epochs=2", "run.keep_checkpoints=5")
+    with pytest.raises(UserError, match=r"training\.epochs was 1, is 2\); add --force"):
+        pretrain(longer, films, tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="the data's hash was"):
+        pretrain(smallest("training.epochs=1"), films, tmp_path / "run", np.arange(30), resume=True)
+    result = pretrain(longer, films, tmp_path / "run", resume=True, force=True)
+    assert result.step == 10
+
+
+def test_resuming_a_finished_run_changes_nothing(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    config, films = smallest("training.epochs=1"), PackedFilms(packed)
+    pretrain(config, films, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    result = pretrain(config, films, tmp_path / "run", resume=True)
+    assert result.status == "finished" and result.step == result.steps
+    assert all(torch.equal(before[key], value) for key, value in weights(tmp_path / "run").items())
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    config = smallest("training.learning_rate=1e38", "training.clip=0", "training.warmup_epochs=0")
+    with pytest.raises(UserError, match=r"not finite at step \d+ \(rows \["):
+        pretrain(config, PackedFilms(packed), tmp_path / "run")
+    report = json.loads((tmp_path / "run/failure/rank-0.json").read_text())
+    assert len(report["rows"]) == 8 and report["images"][0].startswith("film") and report["step"] >= 1
+    state = json.loads((tmp_path / "run/failure/state/state.json").read_text())
+    assert state["step"] == report["step"]
+    saved = load_file(tmp_path / "run/failure/state/model.safetensors")
+    assert torch.isfinite(saved["bank.prototypes"]).all()  # as it was before the bad step
+
+
+def test_a_failed_step_can_be_replayed(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    """The saved state and rows give the same not-finite loss again."""
+    from afire.lesions import synthesize_keyed
+
+    config = smallest("training.learning_rate=1e38", "training.clip=0", "training.warmup_epochs=0")
+    films = PackedFilms(packed)
+    with pytest.raises(UserError):
+        pretrain(config, films, tmp_path / "run")
+    report = json.loads((tmp_path / "run/failure/rank-0.json").read_text())
+    model = AFiRe(config)
+    model.load_state_dict(load_file(tmp_path / "run/failure/state/model.safetensors"))
+    images = films.batch(report["rows"])
+    lesioned, mask = synthesize_keyed(
+        images, seed=config.seed, epoch=report["epoch"], indices=report["rows"], config=config.lesions
+    )
+    losses = model.train()(images, lesioned, mask)
+    losses.total.backward()
+    finite = all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in model.parameters())
+    assert not (torch.isfinite(losses.total) and finite)
+
+
+def test_stop_on_collapse(packed: Path, smallest: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Red:
+        def verdict(self) -> tuple[str, str]:
+            return "red", "collapse"
+
+        def as_dict(self) -> dict[str, float]:
+            return {}
+
+        dead_clusters = effective_rank = agreement = image_dependence = abnormal_share = 0.0
+
+    monkeypatch.setattr(loop, "measure", lambda *_: Red())
+    films = PackedFilms(packed)
+    result = pretrain(smallest("training.epochs=5", "run.stop_on_collapse=true"), films, tmp_path / "a")
+    assert result.status == "collapsed" and result.step == 10  # two epochs of five steps
+    assert pretrain(smallest("training.epochs=3"), films, tmp_path / "b").status == "finished"
+
+
+def test_online_probe_reports_validation_auc(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    films = PackedFilms(packed)
+    probe = OnlineProbe(films, None, every=1, most=100, seed=0)
+    test_rows = np.flatnonzero(films.manifest.table["split"] == "test")
+    assert not set(test_rows) & (set(probe.train) | set(probe.val)) and not set(probe.train) & set(probe.val)
+    pretrain(smallest("training.epochs=1"), films, tmp_path / "run", observers=[probe])
+    epoch = next(record for record in metrics(tmp_path / "run") if "epoch" in record)
+    assert 0 <= epoch["online/linear_auc"] <= 1 and 0 <= epoch["online/knn_auc"] <= 1  # type: ignore[operator]
+
+
+def test_wrong_size_of_films_is_a_sentence(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the films are 32 px, but image\.size is 64"):
+        pretrain(smallest("image.size=64"), PackedFilms(packed), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_start_from_another_run(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    films = PackedFilms(packed)
+    pretrain(smallest("training.epochs=2"), films, tmp_path / "first")
+    config = smallest("training.epochs=1", "training.learning_rate=1e-30", "training.learning_rate_end=0")
+    pretrain(config, films, tmp_path / "second", init=tmp_path / "first")
+    first, second = weights(tmp_path / "first"), weights(tmp_path / "second")
+    assert torch.equal(
+        first["teacher.encoder.blocks.0.attn.qkv.weight"], second["student.encoder.blocks.0.attn.qkv.weight"]
+    )
+
+
+def test_no_weight_decay_on_biases_norms_tokens_and_positions(smallest: MakeConfig) -> None:
+    model = AFiRe(smallest("encoder.positions=learned"))
+    groups = make_optimizer(model, model.config).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    plain = {names[id(p)] for group in groups if not group["decays"] for p in group["params"]}
+    decayed = {names[id(p)] for group in groups if group["decays"] for p in group["params"]}
+    assert {"student.encoder.cls_token", "student.encoder.pos_embed", "student.encoder.norm.weight"} <= plain
+    assert not any(name.endswith("bias") for name in decayed) and "student.encoder.blocks.0.mlp.fc1.weight" in decayed
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert plain | decayed == trainable and not any(name.startswith("teacher") for name in trainable)
+
+
+def test_selection_without_labels_and_without_normals(packed: Path) -> None:
+    manifest = PackedFilms(packed).manifest
+    unknown = manifest.where(manifest.table["split"] == "train")
+    unknown.table["normal"] = np.nan
+    assert "no labels say which are normal" in normal_training_rows(unknown)[1]
+    unknown.table["normal"] = 0.0
+    with pytest.raises(UserError, match="none of the 32"):
+        normal_training_rows(unknown)

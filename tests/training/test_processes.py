@@ -1,0 +1,184 @@
+"""Runs as users start them: killed, stopped by signals, on two processes, with one that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.conftest import SMALLEST
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# A checkpoint after every step, so that a kill lands anywhere in an epoch.
+EVERY_STEP = ["run.checkpoint_minutes=1e-9"]
+
+
+def command(pack: Path, out: Path, *extra: str, settings: tuple[str, ...] = (), processes: int = 1) -> list[str]:
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    chosen = [word for setting in [*SMALLEST, *settings] for word in ("--set", setting)]
+    return [*start, "afire", "pretrain", "--data", str(pack), "--out", str(out), "--preset", "tiny", *chosen, *extra]
+
+
+def run(*arguments: str, expect: int = 0) -> str:
+    done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == expect, done.stderr[-3000:]
+    assert "Traceback" not in done.stderr or expect == 1, done.stderr[-3000:]
+    return done.stderr
+
+
+def final(out: Path) -> dict[str, torch.Tensor]:
+    newest = sorted((out / "checkpoints").glob("step-*"))[-1]
+    assert json.loads((out / "summary.json").read_text())["status"] == "finished"
+    tensors = load_file(newest / "model.safetensors")
+    tensors |= {f"optimizer {key}": value for key, value in load_file(newest / "optimizer.safetensors").items()}
+    return tensors
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def checkpoint_count(out: Path) -> Callable[[], int]:
+    return lambda: len(list((out / "checkpoints").glob("step-*")))
+
+
+LONG = ("training.epochs=12", "run.keep_checkpoints=1000", *EVERY_STEP)
+
+
+def test_killed_runs_end_bit_identical(packed: Path, tmp_path: Path) -> None:
+    run(*command(packed, tmp_path / "whole", settings=LONG))
+    killed = tmp_path / "killed"
+    kills = 0
+    for goal in (2, 14, 25):
+        resume = ["--resume"] if killed.exists() else []
+        process = subprocess.Popen(
+            command(packed, killed, *resume, settings=LONG), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        )
+        wait_for(lambda goal=goal: checkpoint_count(killed)() >= goal, process)  # type: ignore[misc]
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.communicate()
+    assert kills >= 2
+    run(*command(packed, killed, "--resume", settings=LONG))
+    expected, found = final(tmp_path / "whole"), final(killed)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    steps = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in steps if "total" in record] == list(range(1, 37))  # none twice, none missing
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_says_so_and_can_be_resumed(packed: Path, tmp_path: Path, number: signal.Signals) -> None:
+    settings = ("training.epochs=2000", "run.checkpoint_epochs=0")
+    process = subprocess.Popen(
+        command(packed, tmp_path / "run", settings=settings), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    log = tmp_path / "run/metrics.jsonl"
+    wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
+    process.send_signal(number)
+    _, words = process.communicate(timeout=120)
+    assert process.returncode == 128 + number and "add --resume to go on" in words and "Traceback" not in words
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "stopped"
+    saved = sorted((tmp_path / "run/checkpoints").glob("step-*"))
+    assert [path.name for path in saved] == [f"step-{summary['step']:08d}"]
+
+
+def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
+    settings = ("training.epochs=3", "losses.lesion=0.5", "lesions.views=2")
+    run(*command(packed, tmp_path / "one", settings=settings))
+    run(*command(packed, tmp_path / "two", settings=(*settings, "training.batch_size=4"), processes=2))
+    one, two = final(tmp_path / "one"), final(tmp_path / "two")
+    for key in one:
+        if key.startswith("optimizer"):
+            continue
+        if key.endswith("qkv.bias"):
+            # Softmax does not feel the bias of the keys: its gradient is rounding noise, which Adam makes large.
+            for tensors in (one, two):
+                query, _, value = tensors[key].chunk(3)
+                tensors[key] = torch.cat([query, value])
+        torch.testing.assert_close(one[key], two[key], rtol=1e-3, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}")
+    for first, second in zip(*(losses(tmp_path / name) for name in ("one", "two")), strict=True):
+        assert first == pytest.approx(second, rel=1e-4, abs=1e-5)
+    assert json.loads((tmp_path / "two/summary.json").read_text())["processes"] == 2
+
+
+def losses(out: Path) -> list[list[float]]:
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    names = ("structure", "category", "restoration", "lesion", "total")
+    return [[record[name] for name in names] for record in records if "total" in record]
+
+
+def test_two_processes_resume_bit_identical(packed: Path, tmp_path: Path) -> None:
+    settings = ("training.epochs=4", "training.batch_size=4", "run.keep_checkpoints=100")
+    run(*command(packed, tmp_path / "whole", settings=settings, processes=2))
+    run(*command(packed, tmp_path / "part", settings=settings, processes=2))
+    for newest in sorted((tmp_path / "part/checkpoints").glob("step-*"))[2:]:
+        (newest / "model.safetensors").unlink()  # as if the run had died while writing these
+    run(*command(packed, tmp_path / "part", "--resume", settings=settings, processes=2))
+    expected, found = final(tmp_path / "whole"), final(tmp_path / "part")
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_a_process_that_dies_ends_the_others(packed: Path, tmp_path: Path) -> None:
+    settings = ("training.epochs=100000", "training.batch_size=4", "run.checkpoint_epochs=0")
+    process = subprocess.Popen(
+        command(packed, tmp_path / "run", settings=settings, processes=2),
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        log = tmp_path / "run/metrics.jsonl"
+        wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
+        workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        assert len(workers) >= 2
+        os.kill(int(workers[-1]), signal.SIGKILL)
+        _, words = process.communicate(timeout=90)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode != 0
+    assert "another process" in words or "Signal 9" in words
+
+
+def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_stays(packed: Path, tmp_path: Path) -> None:
+    """A limit on file size stands in for the full disk: the system refuses the write in the middle of it."""
+    out = tmp_path / "run"
+    run(*command(packed, out, settings=("training.epochs=1",)))
+    before = sorted(path.name for path in (out / "checkpoints").iterdir())
+    more = command(packed, out, "--resume", "--force", settings=("training.epochs=2",))
+    limited = (
+        "import resource, signal, runpy, sys\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))\n"
+        f"sys.argv = {['afire', *more[3:]]!r}\n"
+        "runpy.run_module('afire', run_name='__main__')\n"
+    )
+    words = run(sys.executable, "-c", limited, expect=2)
+    assert "cannot write the checkpoint" in words and f"{before[-1]} is whole" in words
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == before
+
+
+def test_wrong_inputs_are_sentences(packed: Path, tmp_path: Path) -> None:
+    assert "does not exist" in run(*command(tmp_path / "nowhere", tmp_path / "a"), expect=2)
+    assert "--device cuda" in run(*command(packed, tmp_path / "b", "--device", "cuda"), expect=2)
+    assert "do not exist" in run(*command(packed, tmp_path / "c", "--init", str(tmp_path / "no.pth")), expect=2)
