@@ -52,6 +52,8 @@ def preview(
     check_name(out)
     settings = load_config(preset, config, set_ or ())
     films = open_films(data, root, size or settings.image.size, settings.image.fit, settings.image.voi)
+    if size is not None and films.size != size:
+        raise UserError(f"the pack {data} holds films of {films.size} px; leave --size out, or pack again.")
     patch_size = settings.encoder.patch_size
     if films.size % patch_size:
         raise UserError(

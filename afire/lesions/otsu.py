@@ -30,14 +30,12 @@ def _split(gray_BHW: Tensor) -> tuple[Tensor, Tensor]:
     width = (high - low) / _BINS
     counts = _histogram(flat, low, width)
 
-    # float64 holds these sums of whole numbers exactly, so empty bins tie exactly and the first wins everywhere.
-    # (MPS has none; there the threshold may move by a bin.)
+    # Whole-number sums, exact in float64: empty bins tie exactly and the first wins everywhere. (MPS has no float64;
+    # there the threshold may move by a bin.)
     exact = torch.float32 if flat.device.type == "mps" else torch.float64
-    counts = counts.to(exact)
-    bins = torch.arange(_BINS, device=flat.device, dtype=exact)
-    weight_below = counts.cumsum(1)[:, :-1]
-    sum_below = (counts * bins).cumsum(1)[:, :-1]
-    weight, total = flat.shape[1], (counts * bins).sum(1, keepdim=True)
+    moments = counts * torch.arange(_BINS, device=flat.device)
+    weight_below, sum_below = counts.cumsum(1)[:, :-1].to(exact), moments.cumsum(1)[:, :-1].to(exact)
+    weight, total = flat.shape[1], moments.sum(1, keepdim=True).to(exact)
     weight_above = weight - weight_below
     spread = (total * weight_below - weight * sum_below).square() / (weight_below * weight_above).clamp(min=1)
     best = spread.argmax(1, keepdim=True)

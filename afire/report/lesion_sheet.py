@@ -56,10 +56,15 @@ def lesion_sheet(
     return sheet
 
 
-def save_sheet(sheet: Image.Image, path: Path) -> None:
-    """Write the sheet as PNG, whole or not at all."""
+def check_name(path: Path) -> None:
+    """Refuse a file name that is not a PNG's, before any work is done."""
     if path.suffix.lower() != ".png":
         raise UserError(f"{path} does not end in .png; the sheet is written as PNG.")
+
+
+def save_sheet(sheet: Image.Image, path: Path) -> None:
+    """Write the sheet as PNG, whole or not at all."""
+    check_name(path)
     write_atomic(path, lambda temporary: sheet.save(temporary, format="PNG"))
 
 

@@ -1,0 +1,67 @@
+"""``afire lesions preview``, as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+from afire.cli import app
+from afire.cli.lesions import _choose
+from afire.data.manifest import make_manifest
+from afire.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    films = tmp_path_factory.mktemp("films")
+    generator = np.random.default_rng(0)
+    for number in range(5):
+        Image.fromarray(generator.integers(0, 255, (90, 70), dtype=np.uint8)).save(films / f"{number}.png")
+    return films
+
+
+def preview(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["lesions", "preview", *map(str, arguments)])
+
+
+def test_draws_a_sheet_that_repeats(folder: Path, tmp_path: Path) -> None:
+    arguments = ("--data", folder, "--count", 3, "--preset", "tiny", "--set", "lesions.haze=0.5", "--quiet")
+    done = preview(*arguments, "--out", tmp_path / "a.png", "--seed", 1)
+    assert done.exit_code == 0, done.output
+    assert "3 films" in done.stdout and "% of tokens abnormal" in done.stdout
+    preview(*arguments, "--out", tmp_path / "b.png", "--seed", 1)
+    preview(*arguments, "--out", tmp_path / "c.png", "--seed", 2)
+    first, same, other = ((tmp_path / f"{name}.png").read_bytes() for name in "abc")
+    assert first == same != other
+
+
+def test_normal_films_are_preferred(folder: Path, tmp_path: Path) -> None:
+    table = pd.DataFrame({"image": [f"{number}.png" for number in range(5)], "normal": [0.0, 1.0, 0.0, None, 1.0]})
+    manifest = make_manifest(table, folder)
+    assert all(_choose(manifest, 2, seed) == [1, 4] for seed in range(5))
+    assert _choose(manifest, 99, seed=0) == [1, 4]
+    unknown = make_manifest(table.drop(columns="normal"), folder)
+    assert {row for seed in range(60) for row in _choose(unknown, 1, seed)} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "nowhere"], "does not exist"),
+        (["--size", "225"], "not a multiple of encoder.patch_size"),
+        (["--out", "sheet.gif"], "does not end in .png"),
+        (["--set", "lesions.hazee=1"], "did you mean lesions.haze"),
+        (["--set", "lesions.size_min=100"], "size_min 100.0 is larger than size_max 64"),
+    ],
+)
+def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    done = preview("--data", folder, "--out", tmp_path / "sheet.png", *arguments)
+    assert isinstance(done.exception, UserError)
+    assert sentence in str(done.exception)
+    assert not list(tmp_path.iterdir())
