@@ -100,8 +100,10 @@ def is_image_file(path: Path) -> bool:
     if not named and suffix and not suffix[1:].isdigit():
         return False
     try:
-        if not path.is_file() or named:
-            return path.is_file()
+        if not path.is_file():
+            return False
+        if named:
+            return True
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
     except OSError:

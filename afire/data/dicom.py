@@ -24,7 +24,7 @@ from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, Implic
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
 from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite
-from afire.data.identity import hash_patient as hash_patient
+from afire.data.identity import hash_patient
 from afire.errors import ImageError, UserError
 
 _TAGS = [
