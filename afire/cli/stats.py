@@ -30,7 +30,7 @@ _PIPED_WIDTH = 140  # nobody resizes a log file
 
 
 def stats(
-    data: Annotated[Path, typer.Option("--data", help="A manifest (.parquet or .csv) or a pack.")],
+    data: Annotated[Path, typer.Option("--data", help="A manifest (.parquet or .csv), a pack or a folder of films.")],
     root: Root = None,
     combinations: Annotated[
         bool | None,
@@ -50,12 +50,12 @@ def stats(
     from afire.data.manifest import read_manifest
     from afire.data.stats import describe
 
-    if data.is_file():
-        manifest = read_manifest(data, root)
-    else:  # a pack or a folder; needs torch, which takes seconds to load
+    if data.is_dir():  # a pack or a folder of films; needs torch, which takes seconds to load
         from afire.data.dataset import open_manifest
 
         manifest = open_manifest(data, root)
+    else:
+        manifest = read_manifest(data, root)
     found = describe(manifest, top, combinations)
     if as_json:
         typer.echo(json.dumps({"info": dict(manifest.info), **found.as_dict()}, indent=2, allow_nan=False))

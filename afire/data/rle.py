@@ -91,7 +91,12 @@ def runs_to_mask(runs: Sequence[Sequence[int]] | Runs, size: tuple[int, int]) ->
 def encode_rle(mask: Mask) -> str:
     """A mask (H, W) as a cell of the manifest's ``rle`` column."""
     height, width = mask.shape
-    return json.dumps({"size": [height, width], "runs": mask_to_runs(mask).tolist()}, separators=(",", ":"))
+    return encode_runs(mask_to_runs(mask).tolist(), (height, width))
+
+
+def encode_runs(runs: Sequence[Sequence[int]], size: tuple[int, int]) -> str:
+    """Runs along the rows as a cell of the manifest's ``rle`` column; ``size`` is (H, W)."""
+    return json.dumps({"size": list(size), "runs": runs}, separators=(",", ":"))
 
 
 def decode_rle(cell: str) -> Mask:

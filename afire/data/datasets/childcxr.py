@@ -16,7 +16,7 @@ import pandas as pd
 
 from afire.data.datasets.disk import list_films, require_films
 from afire.data.datasets.source import about, read_source
-from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, make_manifest
+from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, is_manifest, make_manifest
 from afire.errors import UserError
 from afire.files import require_folder
 
@@ -85,7 +85,7 @@ def _from_names(films: list[str], root: Path) -> pd.DataFrame:
 def _with_sizes(table: pd.DataFrame, base: Path) -> pd.DataFrame:
     """Add the size of the original files, and which films Kaggle had moved, from ``manifest.csv`` if it is there."""
     path = base / "manifest.csv"
-    if not path.is_file() or path.read_bytes()[:20].startswith(b"# afire manifest"):
+    if not path.is_file() or is_manifest(path):
         logger.info("no manifest.csv with the original sizes in %s: the size baseline will not be possible", base)
         return table.drop(columns="class")
     sizes = read_source(path, ["split", "class", "file", "orig_w", "orig_h"])

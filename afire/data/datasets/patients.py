@@ -48,11 +48,10 @@ def read_headers(root: Path, films: Sequence[str]) -> pd.DataFrame:
     rows: list[tuple[str, str]] = []
     with quiet_readers():
         for film in track(films, "reading headers", unit="films"):
+            path = inside_root(root, film)
             try:
-                header = pydicom.dcmread(
-                    inside_root(root, film), stop_before_pixels=True, specific_tags=["PatientID", "ViewPosition"]
-                )
+                header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["PatientID", "ViewPosition"])
                 rows.append((hash_patient(str(header.get("PatientID") or "")), str(header.get("ViewPosition") or "")))
-            except (pydicom.errors.InvalidDicomError, OSError, ValueError, AttributeError):
-                rows.append(("", ""))  # not DICOM, or torn: the audit's business
+            except Exception:  # not DICOM, or damaged: pydicom raises dozens of kinds, and the audit names such films
+                rows.append(("", ""))
     return pd.DataFrame(rows, columns=["patient", "view"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from afire.data.datasets.disk import by_name, keep_present, list_films, strip_ending
@@ -17,7 +18,7 @@ from afire.data.datasets.findings import view_names
 from afire.data.datasets.patients import read_headers
 from afire.data.datasets.source import about, find_source, read_source
 from afire.data.manifest import LABEL_PREFIX, Manifest, make_manifest
-from afire.data.rle import decode_siim, encode_rle
+from afire.data.rle import decode_siim, encode_rle, encode_runs
 from afire.errors import UserError
 from afire.files import require_folder
 from afire.progress import track
@@ -62,11 +63,10 @@ def build_siim(
 
 def _merged(texts: list[str], size: int, film: str, path: Path) -> str:
     """The union of a film's masks as a cell of the column ``rle``; a film without pneumothorax has an empty mask."""
+    drawn = [text for text in texts if text not in _NOTHING]
+    if not drawn:
+        return encode_runs([], (size, size))
     try:
-        mask = decode_siim("", size, size)
-        for text in texts:
-            if text not in _NOTHING:
-                mask |= decode_siim(text, size, size)
+        return encode_rle(np.logical_or.reduce([decode_siim(text, size, size) for text in drawn]))
     except UserError as error:
         raise UserError(f"{path}, film {film}: {error}") from None
-    return encode_rle(mask)

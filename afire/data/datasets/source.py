@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
+import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

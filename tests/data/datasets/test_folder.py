@@ -55,10 +55,11 @@ def test_patient_and_view_from_dicom_headers(tmp_path: Path, touch) -> None:
         data.PatientName, data.PatientID, data.ViewPosition = "Doe^Jane", patient, "PA"
         pydicom.dcmwrite(tmp_path / name, data)
     touch(tmp_path, "4.png")
+    (tmp_path / "5.dcm").write_bytes((tmp_path / "3.dcm").read_bytes()[:150])
     manifest = build_folder(tmp_path, headers=True)
     patients = manifest.table["patient"].tolist()
-    assert patients[0] == patients[1] != patients[2] and patients[3] == "4.png"
-    assert manifest.table["view"].tolist() == ["PA", "PA", "PA", ""]
+    assert patients[0] == patients[1] != patients[2] and patients[3:] == ["4.png", "5.dcm"]
+    assert manifest.table["view"].tolist() == ["PA", "PA", "PA", "", ""]
     stored = manifest.table.to_csv()
     assert "MRN" not in stored and "Doe" not in stored
     with pytest.raises(UserError, match="both say who the patient is"):

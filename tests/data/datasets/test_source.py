@@ -33,6 +33,7 @@ def test_gzip(tmp_path: Path) -> None:
     [
         (b"", "not a readable CSV"),
         (b"a,b\n1,2\n1,2,3,4\n", "not a readable CSV"),
+        (b"a,b\n1,2,3\n", "not a readable CSV"),
         ("a\nü\n".encode("latin-1"), "not a readable CSV"),
         (b"name,b\n1,2\n", "t.csv has no column 'a'; its columns are name, b"),
     ],
