@@ -69,10 +69,12 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{file} holds more than tensors (pickled code) and was not opened; save its state_dict as safetensors."
+            f"{file} is torn or holds pickled code beside tensors, and was not opened; save its state_dict as safetensors."
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise UserError(f"{file} is not a readable weights file ({str(error).splitlines()[0]}).") from None
+        raise UserError(
+            f"{file} is not a readable weights file ({(str(error) or type(error).__name__).splitlines()[0]})."
+        ) from None
     if not isinstance(content, Mapping):
         raise UserError(f"{file} holds a {type(content).__name__}, not weights by name.")
     tensors = _flatten(content)

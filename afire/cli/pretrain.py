@@ -39,9 +39,7 @@ def pretrain(
     from afire.config import load_config
     from afire.data.dataset import is_pack, open_films
     from afire.data.splits import read_split
-    from afire.report.training_pictures import EpochPictures
     from afire.training import pretrain as run_pretraining
-    from afire.training.online import OnlineProbe
     from afire.training.selection import normal_training_rows
 
     logger = logging.getLogger("afire")
@@ -57,8 +55,12 @@ def pretrain(
             logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
     observers: list[object] = []
     if config.run.picture_epochs:
+        from afire.report.training_pictures import EpochPictures
+
         observers.append(EpochPictures(config.run.picture_epochs, config.training.epochs))
     if config.run.probe_epochs and first:
+        from afire.training.online import OnlineProbe
+
         observers.append(OnlineProbe(films, chosen_split, config.run.probe_epochs, config.run.probe_films, config.seed))
     result = run_pretraining(
         config,

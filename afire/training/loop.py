@@ -116,14 +116,14 @@ class Run:
         )
         self.schedules = Schedules(recipe, config.losses, self.plan.steps_per_epoch, self.plan.films_per_step)
         self.data = {"source": source, "films": len(films), "used": len(rows), "hash": data_hash(films, rows)}
-        self.folder = RunFolder(out)
+        self.model = AFiRe(config)
+        if init is not None:
+            self._start_from(init)
+        self.folder = RunFolder(out)  # from here on something is written: what can be refused was refused before
         found = self.folder.begin(config, self.data, resume, force) if ranks.is_main_process else None
         ranks.wait_for_everyone()
         found = found if ranks.is_main_process or not resume else checkpoints.newest_checkpoint(out)
 
-        self.model = AFiRe(config)
-        if init is not None and found is None:
-            self._start_from(init)
         self.model.to(ranks.device).train()
         self.optimizer = make_optimizer(self.model, config)
         if found is not None:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from afire.cli import app
 from afire.config import Config, load_config
 from afire.data.dataset import PackedFilms, open_films
 from afire.errors import UserError
@@ -20,6 +22,7 @@ from afire.training import loop, pretrain
 from afire.training.engine import make_optimizer
 from afire.training.online import OnlineProbe
 from afire.training.selection import normal_training_rows
+from tests.training.conftest import SMALLEST
 
 MakeConfig = Callable[..., Config]
 
@@ -236,3 +239,28 @@ def test_selection_without_labels_and_without_normals(packed: Path) -> None:
     unknown.table["normal"] = 0.0
     with pytest.raises(UserError, match="none of the 32"):
         normal_training_rows(unknown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "nowhere"], "nowhere does not exist"),
+        (["--device", "cuda"], "--device cuda: torch sees no CUDA device"),
+        (["--init", "no.pth"], "weights no.pth do not exist"),
+        (["--split", "no.json"], "no.json does not exist"),
+        (["--set", "run.probe_epochs=1"], "online probe needs"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_inputs_of_the_command_are_sentences(
+    packed: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    if torch.cuda.is_available() and "cuda" in arguments:
+        pytest.skip("this machine has a GPU")
+    # The bare folder has no labels, so there is nothing for the online probe to learn.
+    data = PackedFilms(packed).manifest.root if "online" in sentence else packed
+    settings = [word for setting in SMALLEST for word in ("--set", setting)]
+    command = ["pretrain", "--data", str(data), "--out", str(tmp_path / "run"), *settings, *arguments]
+    result = CliRunner().invoke(app, command)
+    assert isinstance(result.exception, UserError) and sentence in str(result.exception)
+    assert not (tmp_path / "run/checkpoints").exists()

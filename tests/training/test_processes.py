@@ -157,7 +157,7 @@ def test_a_process_that_dies_ends_the_others(packed: Path, tmp_path: Path) -> No
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode != 0
-    assert "another process" in words or "Signal 9" in words
+    assert "another process of this run ended" in words or "Signal 9" in words
 
 
 def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_stays(packed: Path, tmp_path: Path) -> None:
@@ -176,9 +176,3 @@ def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_stays(packed: Path,
     words = run(sys.executable, "-c", limited, expect=2)
     assert "cannot write the checkpoint" in words and f"{before[-1]} is whole" in words
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == before
-
-
-def test_wrong_inputs_are_sentences(packed: Path, tmp_path: Path) -> None:
-    assert "does not exist" in run(*command(tmp_path / "nowhere", tmp_path / "a"), expect=2)
-    assert "--device cuda" in run(*command(packed, tmp_path / "b", "--device", "cuda"), expect=2)
-    assert "do not exist" in run(*command(packed, tmp_path / "c", "--init", str(tmp_path / "no.pth")), expect=2)
