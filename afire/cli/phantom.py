@@ -30,7 +30,9 @@ def phantom(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Draw chest films with five diseases, masks, boxes and lung fields. A rerun continues; a larger --count adds films.
+    """Draw chest films with five diseases, masks, boxes and lung fields.
+
+    A rerun continues, and a larger --count adds films.
 
     Example: [cyan]afire data phantom --count 2000 --size 224 --seed 1 --out phantom[/cyan]
     """
@@ -81,7 +83,7 @@ def _sheet(manifest: Manifest) -> Image.Image:
     kinds = [manifest.table["normal"], *(manifest.table[f"{LABEL_PREFIX}{name}"] for name in manifest.labels)]
     chosen: list[int] = []
     for present in kinds:
-        chosen += [row for row in np.flatnonzero(present == 1) if row not in chosen][:_SHEET_COLUMNS]
+        chosen += [int(row) for row in np.flatnonzero(present == 1) if row not in chosen][:_SHEET_COLUMNS]
     pictures, captions = [], []
     for row in chosen:
         with Image.open(manifest.path(row)) as picture:

@@ -1,0 +1,13 @@
+"""Procedurally drawn frontal chest films with five diseases: data to try everything on, without anyone's films.
+
+A film is composed as path lengths through body, lung, bone and vessels and then exposed, so shadows lie on top of each
+other as in a radiograph. It depends on seed and number only.
+"""
+
+from afire.data.phantom.diseases import DISEASES
+from afire.data.phantom.film import Box, PhantomFilm, draw_film
+from afire.data.phantom.roster import draw_findings, split_of
+from afire.data.phantom.store import MASK_BITS
+from afire.data.phantom.write import write_phantom
+
+__all__ = ["DISEASES", "MASK_BITS", "Box", "PhantomFilm", "draw_film", "draw_findings", "split_of", "write_phantom"]

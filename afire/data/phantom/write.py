@@ -1,0 +1,159 @@
+"""The phantom as a dataset: films, masks, lungs, manifest and settings in one folder. A rerun continues."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from afire.data.manifest import LABEL_PREFIX, Manifest, make_manifest, write_manifest
+from afire.data.phantom.diseases import DISEASES
+from afire.data.phantom.film import Box
+from afire.data.phantom.roster import draw_findings, patient_id, patient_of, split_of
+from afire.data.phantom.store import MASK_BITS, Settings, names_of, store_films
+from afire.errors import UserError
+from afire.files import read_json, write_json
+from afire.progress import progress
+
+MANIFEST = "manifest.parquet"
+SETTINGS = "phantom.json"
+_VERSION = 1  # raise it when the same settings give other films
+_SMALLEST, _LARGEST = 32, 2048
+_CHUNK = 16  # films a worker draws between two reports
+_Boxes = dict[int, tuple[Box, ...]]
+
+
+def write_phantom(
+    out: Path, count: int, size: int, seed: int, workers: int | None = None, *, normal_share: float = 0.5
+) -> Manifest:
+    """Write films 0 .. ``count`` - 1 of the phantom ``seed`` to ``out`` and return their manifest.
+
+    Films that are there already are kept, so an interrupted run continues and a larger ``count`` adds films.
+    ``workers`` is the number of processes, all cores by default; the films do not depend on it.
+    """
+    _check(count, size, seed, normal_share)
+    settings = Settings(size, seed, normal_share)
+    _claim(out, settings, count)
+    boxes: _Boxes = {}
+    with progress("drawing", count, "films") as bar:
+        for done in _run(out, settings, count, workers):
+            boxes.update(done)
+            bar.advance(len(done))
+    manifest = make_manifest(_table(settings, boxes), out, _about(settings))
+    write_manifest(manifest, out / MANIFEST)
+    return manifest
+
+
+def _check(count: int, size: int, seed: int, normal_share: float) -> None:
+    if count < 1:
+        raise UserError(f"a phantom of {count} films is empty; ask for at least 1.")
+    if not _SMALLEST <= size <= _LARGEST:
+        raise UserError(f"phantom films of {size} px cannot be drawn; choose a size from {_SMALLEST} to {_LARGEST}.")
+    if seed < 0:
+        raise UserError(f"seed {seed} is negative; choose 0 or more.")
+    if not 0 <= normal_share <= 1:
+        raise UserError(f"a normal share of {normal_share:g} is not possible; choose from 0 (all ill) to 1 (all well).")
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    return {"version": _VERSION, **asdict(settings)}
+
+
+def _about(settings: Settings) -> dict[str, Any]:
+    return {"builder": "phantom", "normal": "no disease was drawn", "options": _identity(settings)}
+
+
+def _claim(out: Path, settings: Settings, count: int) -> None:
+    """Mark the folder as this phantom's, or say why it cannot be."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; the phantom needs a folder.")
+    wanted = _identity(settings)
+    if (out / SETTINGS).exists():
+        found = read_json(out / SETTINGS)
+        found = found if isinstance(found, dict) else {}
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise UserError(
+                    f"{out} holds a phantom with {name} {found.get(name)}, not {value}; choose another folder."
+                )
+        if int(found.get("count", 0)) > count:
+            raise UserError(
+                f"{out} holds a phantom of {found['count']} films, more than {count}; choose another folder."
+            )
+    elif out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty and holds no phantom; choose a new folder.")
+    labels = {"labels": list(DISEASES), "mask_bits": MASK_BITS}
+    write_json(out / SETTINGS, {**wanted, "count": count, **labels})
+
+
+def _table(settings: Settings, boxes: _Boxes) -> pd.DataFrame:
+    rows = []
+    for index in sorted(boxes):
+        diseases = draw_findings(settings.seed, index, settings.normal_share)
+        names = names_of(index, normal=not diseases)
+        number = patient_of(settings.seed, index)
+        rows.append(
+            {
+                "image": names.image,
+                "split": split_of(settings.seed, number),
+                "patient": patient_id(number),
+                "view": "PA",
+                "normal": float(not diseases),
+                **{f"{LABEL_PREFIX}{name}": float(name in diseases) for name in DISEASES},
+                "boxes": json.dumps([asdict(box) for box in boxes[index]]) if diseases else "",
+                "mask": names.mask,
+                "meta:lungs": names.lungs,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _run(out: Path, settings: Settings, count: int, workers: int | None) -> Iterator[_Boxes]:
+    """Boxes of the films as they are finished."""
+    chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    processes = min(workers if workers is not None else _cores(), len(chunks))
+    if processes <= 1:
+        for chunk in chunks:
+            yield store_films(out, settings, chunk)
+        return
+    try:
+        yield from _in_processes(out, settings, chunks, processes)
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that draws films has died, perhaps for lack of memory; run again with fewer workers to continue."
+        ) from None
+
+
+def _in_processes(out: Path, settings: Settings, chunks: Sequence[range], processes: int) -> Iterator[_Boxes]:
+    # spawn: a fork of a process that has started threads (BLAS, progress bar) may deadlock
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_leave_ctrl_c)
+    running: set[Future[_Boxes]] = set()
+    try:
+        for chunk in chunks:
+            running.add(pool.submit(store_films, out, settings, chunk))
+            if len(running) >= 2 * processes:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _leave_ctrl_c() -> None:
+    """Ctrl-C is for the parent, which then stops the workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
