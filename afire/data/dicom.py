@@ -1,6 +1,6 @@
 """DICOM films, read with pydicom; the grey-scale is in :mod:`afire.data.dicom_grey`.
 
-Only the tags in ``_TAGS`` are ever parsed. A name, a birth date or an address is not among them, so it cannot reach a
+Only the tags in ``_TAGS`` are ever kept. A name, a birth date or an address is not among them, so it cannot reach a
 manifest, a pack, a log or a picture; the patient id leaves this module only as a hash. For the same reason no text of
 a pydicom exception is passed on: those quote values.
 """
