@@ -36,16 +36,11 @@ def read_source(path: Path, columns: Iterable[str], separator: str = ",") -> pd.
     """
     require_file(path, "table")
     try:
-        table = pd.read_csv(
-            path,
-            sep=separator,
-            dtype=str,
-            keep_default_na=False,
-            index_col=False,
-            encoding="utf-8-sig",
-            na_filter=False,
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError, csv.Error) as error:
+        with warnings.catch_warnings():
+            # More cells in a row than in the header: a comma in a path shifts every label after it.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(path, sep=separator, dtype=str, index_col=False, encoding="utf-8-sig", na_filter=False)
+    except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not a readable CSV file ({str(error).splitlines()[0]}).") from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise UserError(f"{path} is not a whole gzip file; download it again.") from None
