@@ -35,6 +35,8 @@ def check(
 
     Example: [cyan]afire data check --data childcxr.parquet --out audits/childcxr[/cyan]
     """
+    from rich.text import Text
+
     from afire.cli.options import console
     from afire.data.audit import audit_manifest, write_audit
     from afire.report.audit_page import PAGE, write_audit_page
@@ -45,9 +47,10 @@ def check(
     if not quiet:
         _show(audit)
     failed = audit.invalid or (strict and any(finding.level == "warning" for finding in audit.findings))
-    screen = console()
-    screen.print(f"[{'bold red' if failed else 'bold green'}]{audit.verdict}[/]", soft_wrap=True)
-    screen.print(str(out / PAGE), soft_wrap=True, markup=False, highlight=False)
+    if failed or not quiet:
+        screen = console()
+        screen.print(Text(audit.verdict, style="bold red" if failed else "bold green"), soft_wrap=True)
+        screen.print(str(out / PAGE), soft_wrap=True, markup=False, highlight=False)
     if failed:
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ from afire.data.audit.features import Feature
 from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut
 
 _AUC_LEFT, _AUC_RIGHT = 0.3, 1.0
-_LABELS_WIDTH, _PLOT_WIDTH, _ROW = 232.0, 330.0, 22.0
+_LABELS_WIDTH, _PLOT_WIDTH, _ROW = 226.0, 300.0, 22.0
 _BINS = 32
 
 
@@ -67,7 +67,7 @@ def bar_chart(shortcuts: Sequence[Shortcut]) -> BarChart:
     bottom = len(ordered) * _ROW
     ticks = tuple((_auc_x(value), f"{value:.1f}") for value in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0))
     limits = (_auc_x(NOTABLE), _auc_x(SEVERE))
-    return BarChart(_LABELS_WIDTH + _PLOT_WIDTH + 150, bottom + 22, tuple(bars), ticks, _auc_x(0.5), limits, bottom)
+    return BarChart(_LABELS_WIDTH + _PLOT_WIDTH + 134, bottom + 22, tuple(bars), ticks, _auc_x(0.5), limits, bottom)
 
 
 def _auc_x(value: float) -> float:
@@ -84,7 +84,7 @@ class Histogram:
     absent: str
     left: str
     right: str
-    width: float = 300.0
+    width: float = 290.0
     height: float = 110.0
 
 

@@ -80,6 +80,7 @@ def render_audit(audit: Audit) -> str:
     levels = count_levels(audit.findings)
     return environment.get_template("audit.html").render(
         audit=audit,
+        name=audit.manifest.root.resolve().name,
         version=__version__,
         duration=format_seconds(audit.seconds),
         worst=next((level for level in LEVELS if levels[level]), "none"),
@@ -93,9 +94,8 @@ def render_audit(audit: Audit) -> str:
 
 def _sections(audit: Audit) -> list[Section]:
     sections = []
-    for number, finding in enumerate(track(audit.findings, "drawing the page", unit="findings"), start=1):
-        if not finding.groups:
-            continue
+    shown_findings = [(number, one) for number, one in enumerate(audit.findings, start=1) if one.groups]
+    for number, finding in track(shown_findings, "drawing the page", unit="findings"):
         pairs = any(len(group) > 1 for group in finding.groups)
         shown = finding.groups[: _MOST_GROUPS if pairs else _MOST_FILMS]
         notes = finding.notes or ("",) * len(finding.groups)
@@ -161,8 +161,12 @@ def _matrix(shortcuts: Sequence[Shortcut]) -> dict[str, Any] | None:
     if len(labels) < 2:
         return None
     cells = {(one.label, one.feature): one for one in shortcuts}
-    rows = [(label, [cells.get((label, fact)) for fact in facts]) for label in labels]
-    return {"facts": facts, "rows": rows}
+    crossed = {one.label for one in shortcuts if one.judged == "cross-validated"}
+    starred = crossed if len(crossed) < len(labels) else set()
+    rows = [
+        (f"{label} *" if label in starred else label, [cells.get((label, fact)) for fact in facts]) for label in labels
+    ]
+    return {"facts": facts, "rows": rows, "starred": bool(starred)}
 
 
 def _spread(audit: Audit) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from afire.data.audit.duplicates import NearPair, exact_groups, group_pairs
+from afire.data.audit.duplicates import MAX_PAIRS, NearPair, exact_groups, group_pairs
 from afire.data.audit.findings import Finding, Level
 from afire.data.manifest import LABEL_PREFIX
 
@@ -78,10 +78,8 @@ def check_exact(table: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Finding
         yield Finding("warning", "copies", sentence, tuple(within), (), numbers)
 
 
-def check_near(table: pd.DataFrame, measured: pd.DataFrame, pairs: Sequence[NearPair]) -> Iterator[Finding]:
+def check_near(table: pd.DataFrame, pairs: Sequence[NearPair]) -> Iterator[Finding]:
     """Films that differ only in compression, size, grey-scale, or by mirroring or negation."""
-    pixels = measured["pixels"].to_numpy()
-    pairs = [pair for pair in pairs if pixels[pair.first] != pixels[pair.second]]
     across_pairs = [pair for pair in pairs if _split_count(table, (pair.first, pair.second)) > 1]
     groups = group_pairs(pairs, len(table))
     across, within = _across_splits(table, groups)
@@ -100,7 +98,9 @@ def check_near(table: pd.DataFrame, measured: pd.DataFrame, pairs: Sequence[Near
     if strangers:
         sentence += f", {len(strangers):,} of them under different patient ids (one person under two ids can leak)"
     if conflicting:
-        sentence += f", {len(conflicting):,} with different labels"
+        sentence += f", {len(conflicting):,} of them with different labels"
+    if len(pairs) >= MAX_PAIRS:
+        sentence += f" (the search stopped at {MAX_PAIRS:,} pairs)"
     numbers = {**_sizes(within), "under_two_patients": len(strangers), "with_other_labels": len(conflicting)}
     level: Level = "warning" if strangers or conflicting or not _has_patients(table) else "notice"
     yield Finding(level, "near-copies", sentence + ".", tuple(within), _relations(within, pairs), numbers)

@@ -65,9 +65,14 @@ def check_polarity(polarity: Polarity) -> Iterator[Finding]:
         share = len(suspects) / known
         most = share >= _MOSTLY_NEGATIVE
         judged = "anatomy (lungs darker than spine)" if polarity.judged_by_anatomy else "the majority of films"
-        what = "so black and white are not used in one sense" if most else "look at them"
+        what = (
+            "so black and white are not used in one sense"
+            if most
+            else f"look at {'it' if len(suspects) == 1 else 'them'}"
+        )
+        percent = f" ({share:.0%})" if share >= 0.01 else ""
         like = "looks like a negative" if len(suspects) == 1 else "look like negatives"
-        sentence = f"{films_in_words(len(suspects))} of {known:,} ({share:.1%}) {like}, judged by {judged}; {what}."
+        sentence = f"{films_in_words(len(suspects))} of {known:,}{percent} {like}, judged by {judged}; {what}."
         yield Finding(
             "error" if most else "warning",
             "polarity",

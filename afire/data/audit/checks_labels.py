@@ -9,9 +9,10 @@ import pandas as pd
 
 from afire.data.audit.features import Group
 from afire.data.audit.findings import Finding, Level, films_in_words, single
-from afire.data.audit.shortcuts import Shortcut, label_columns
+from afire.data.audit.shortcuts import ALL_FACTS, Shortcut, label_columns
 from afire.data.manifest import SPLITS
 
+_HARDLY = 0.03  # difference of two AUCs that is not worth a second warning
 _RARE = 10  # positives in a part, below which an AUC on it is mostly noise
 
 
@@ -97,13 +98,23 @@ def check_shortcuts(shortcuts: Sequence[Shortcut]) -> Iterator[Finding]:
     """One finding for each label with a severe shortcut, and one for all milder ones of a kind."""
     groups: tuple[Group, ...] = ("file", "pixels", "other", "demographics")
     for group in groups:
-        flagged = [one for one in shortcuts if one.group == group and one.level is not None]
+        flagged = [
+            one for one in shortcuts if one.group == group and one.level is not None and _says_more(one, shortcuts)
+        ]
         severe = [one for one in flagged if one.level != "notice"]
         for label in dict.fromkeys(one.label for one in severe):
             yield _severe(label, group, [one for one in flagged if one.label == label])
         mild = [one for one in flagged if one.label not in {other.label for other in severe}]
         if mild:
             yield _mild(group, mild)
+
+
+def _says_more(one: Shortcut, shortcuts: Sequence[Shortcut]) -> bool:
+    """False for all facts together when they guess hardly better than the facts about the file alone."""
+    if one.feature != ALL_FACTS:
+        return True
+    rivals = [other.auc for other in shortcuts if other.label == one.label and other.group == "file"]
+    return one.auc > max(rivals, default=0.5) + _HARDLY
 
 
 def _severe(label: str, group: Group, found: list[Shortcut]) -> Finding:

@@ -57,6 +57,8 @@ def measure_manifest(manifest: Manifest, cache_file: Path | None, workers: int) 
             jobs.append((str(path), image))
     if len(found) > sum(bool(one.error) for one in found.values()):
         logger.info("%s of %s films were measured before (%s)", f"{len(found):,}", f"{len(manifest):,}", cache_file)
+    if not jobs:
+        return as_table([found[image] for image in manifest.table["image"]])
     try:
         with progress("measuring films", len(jobs), "films") as bar:
             for measurement in run_jobs(jobs, workers):

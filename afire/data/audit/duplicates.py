@@ -29,11 +29,11 @@ RELATIONS: tuple[Relation, ...] = ("copy", "mirrored", "negative")
 
 MIN_CORRELATION = 0.99
 MAX_HAMMING = 12
-MAX_PAIRS = 1_000_000
+MAX_PAIRS = 200_000
 """A set with more close pairs than this is not a set of different films; the search then stops."""
 _COMPONENTS = 32
 _SAMPLE = 4096
-_BLOCK = 2048
+_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def near_pairs(ranks_NP: NDArray[np.uint8], phashes_N: NDArray[np.uint64]) -> li
         # Mirroring and negating are their own inverses, so that looking at one order of each pair is enough.
         other = plain if relation == "copy" else _project(_relate(ranks, relation), basis)
         for first, second in _candidates(plain, other):
-            if len(found) > MAX_PAIRS:
+            if len(found) >= MAX_PAIRS:
                 break
             for a, b, correlation in _confirm(ranks, hashes, first, second, relation):
                 pair = NearPair(int(usable[a]), int(usable[b]), relation, correlation)
@@ -139,23 +139,26 @@ def _candidates(
     limit = 2 * (1 - MIN_CORRELATION) + 1e-4  # |a - b|^2 = 2 - 2r for unit vectors; a little slack for float32
     order, other_order = np.argsort(plain_ND[:, 0]), np.argsort(other_ND[:, 0])
     keys = other_ND[other_order, 0]
+    left, right = _augment(plain_ND, half_norm_first=True), _augment(other_ND, half_norm_first=False)
     for start in range(0, len(order), _BLOCK):
         rows = order[start : start + _BLOCK]
-        block = plain_ND[rows]
-        lower, upper = block[0, 0] - np.sqrt(limit), block[-1, 0] + np.sqrt(limit)
+        lower = plain_ND[rows[0], 0] - np.sqrt(limit)
+        upper = plain_ND[rows[-1], 0] + np.sqrt(limit)
         first, last = np.searchsorted(keys, lower), np.searchsorted(keys, upper, side="right")
         for begin in range(int(first), int(last), _BLOCK):
             columns = other_order[begin : min(begin + _BLOCK, int(last))]
-            others = other_ND[columns]
-            products = block @ others.T
-            products *= -2
-            products += (block**2).sum(axis=1)[:, None]
-            products += (others**2).sum(axis=1)[None, :]
-            close = np.nonzero(products <= limit)
+            close = np.nonzero(left[rows] @ right[columns].T >= -limit / 2)
             i, j = rows[close[0]], columns[close[1]]
             ordered = i < j
             if ordered.any():
                 yield i[ordered], j[ordered]
+
+
+def _augment(points_ND: NDArray[np.float32], half_norm_first: bool) -> NDArray[np.float32]:
+    """(N, D + 2) such that the product of one of each kind is -|a - b|^2 / 2: a distance in one matrix product."""
+    half_norm = -(points_ND**2).sum(axis=1, keepdims=True) / 2
+    ones = np.ones_like(half_norm)
+    return np.hstack([points_ND, *((half_norm, ones) if half_norm_first else (ones, half_norm))])
 
 
 def _confirm(

@@ -50,7 +50,7 @@ def _size_features(table: pd.DataFrame, measured: pd.DataFrame) -> Facts:
     if {"meta:orig_width", "meta:orig_height"} <= set(table.columns):
         width, height = (pd.to_numeric(table[f"meta:orig_{side}"], errors="coerce") for side in ("width", "height"))
         original = _sizes("original", width.fillna(measured["width"]), height.fillna(measured["height"]))
-        return original + [fact for fact in stored if not any(fact[2].equals(other[2]) for other in original)]
+        return original + stored[:2]  # area and aspect would only say once more what the original ones say
     return [(name.removeprefix("stored "), group, values) for name, group, values in stored]
 
 

@@ -55,7 +55,8 @@ def verdict(findings: Sequence[Finding]) -> str:
     if counts["error"]:
         worst = [finding for finding in findings if finding.level == "error"]
         if all(finding.kind == "shortcut" for finding in worst):
-            return "A result on this set can be explained without disease; report a metadata-only row beside it."
+            labels = " or ".join(str(finding.numbers["label"]) for finding in worst)
+            return f"A result on {labels} can be explained without disease; report a metadata-only row beside it."
         return "Results on this set would not be valid until the errors below are dealt with."
     if counts["warning"]:
         return "Nothing was found that invalidates results; look at the warnings before training."

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from afire.data.audit.duplicates import unit_vectors
 from afire.data.audit.measure import THUMB_SIDE
 
-SUSPECT = -0.15
+SUSPECT = -0.2
 """Films that agree with the typical film less than this are taken for negatives."""
 UNLIKE = 0.1
 """Films below this are not negatives but unlike the rest: lying on their side, collimated, not a chest."""
 _SURE = 0.3  # agreement with the anatomical template from which on the template decides what is positive
 _FEWEST = 20  # films from which a typical film can be made
-_SAMPLE = 8192
+_SAMPLE = 4096
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,31 @@ def judge_polarity(ranks_NP: NDArray[np.uint8], views: Sequence[str]) -> Polarit
         rows = np.flatnonzero(usable & (lateral == side))
         if len(rows) < _FEWEST:
             continue
-        films = unit_vectors(ranks_NP[rows])
-        typical = _typical_film(films)
+        typical = _typical_film(unit_vectors(ranks_NP[_spread(rows)]))
         likeness = float(typical @ chest_template())
+        for start in range(0, len(rows), _SAMPLE):
+            block = rows[start : start + _SAMPLE]
+            agreement[block] = unit_vectors(ranks_NP[block]) @ typical
         # A lateral film is not like the template, so there the majority is taken to be right.
-        right_way = likeness >= 0 if not side and abs(likeness) >= _SURE else np.median(films @ typical) >= 0
-        agreement[rows] = films @ (typical if right_way else -typical)
+        right_way = likeness >= 0 if not side and abs(likeness) >= _SURE else np.median(agreement[rows]) >= 0
+        if not right_way:
+            agreement[rows] *= -1
         if not side:
             anatomy = abs(likeness)
     return Polarity(agreement, anatomy)
 
 
+def _spread(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """At most so many of the rows as are needed for a typical film, evenly spaced."""
+    return rows[np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)]
+
+
 def _typical_film(films_NP: NDArray[np.float32]) -> NDArray[np.float32]:
     """The median film (P,), unit norm, after turning every film to the side of the leading direction."""
-    rows = np.linspace(0, len(films_NP) - 1, min(_SAMPLE, len(films_NP))).astype(np.int64)
-    sample = films_NP[rows]
-    _, axes = np.linalg.eigh(sample.T @ sample)
+    _, axes = np.linalg.eigh(films_NP.T @ films_NP)
     typical = axes[:, -1]
     for _ in range(3):  # the median is less moved by odd films than the singular vector it starts from
-        typical = np.median(sample * np.where(sample @ typical < 0, -1, 1)[:, None], axis=0)
+        typical = np.median(films_NP * np.where(films_NP @ typical < 0, -1, 1)[:, None], axis=0)
         typical = typical / max(float(np.linalg.norm(typical)), 1e-12)
     return typical.astype(np.float32)
 

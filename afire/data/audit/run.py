@@ -7,7 +7,7 @@ import io
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from afire._version import __version__
 from afire.data.audit import checks_copies, checks_films, checks_labels
 from afire.data.audit.collect import default_workers, measure_manifest
-from afire.data.audit.duplicates import MIN_CORRELATION, near_pairs
+from afire.data.audit.duplicates import MIN_CORRELATION, NearPair, near_pairs
 from afire.data.audit.features import Feature, film_features
 from afire.data.audit.findings import Finding, count_levels, sort_findings, verdict
 from afire.data.audit.measure import THUMB_SIDE
@@ -63,13 +63,13 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
     table, ranks = manifest.table, _rank_array(measured)
     features = film_features(table, measured)
     shortcuts = find_shortcuts(table, features, np.random.default_rng(seed))
-    pairs = near_pairs(ranks, measured["phash"].to_numpy())
+    pairs = _near_pairs(ranks, measured)
     findings = sort_findings(
         [
             *checks_films.check_readable(measured),
             *checks_copies.check_patients(table),
             *checks_copies.check_exact(table, measured),
-            *checks_copies.check_near(table, measured, pairs),
+            *checks_copies.check_near(table, pairs),
             *checks_labels.check_shortcuts(shortcuts),
             *checks_films.check_polarity(judge_polarity(ranks, table["view"].to_list())),
             *checks_films.check_content(measured),
@@ -79,6 +79,13 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
     )
     counts = _count(table, measured)
     return Audit(manifest, findings, shortcuts, measured, features, counts, time.monotonic() - start)
+
+
+def _near_pairs(ranks_NP: NDArray[np.uint8], measured: pd.DataFrame) -> list[NearPair]:
+    """Near-duplicates among different films: of identical ones only the first takes part."""
+    rows = np.flatnonzero(~measured["pixels"].duplicated() & (measured["error"] == ""))
+    pairs = near_pairs(ranks_NP[rows], measured["phash"].to_numpy()[rows])
+    return [replace(pair, first=int(rows[pair.first]), second=int(rows[pair.second])) for pair in pairs]
 
 
 def _rank_array(measured: pd.DataFrame) -> NDArray[np.uint8]:

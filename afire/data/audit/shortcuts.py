@@ -28,7 +28,7 @@ SEVERE, NOTABLE = 0.80, 0.65
 # because what does not show there cannot be learned.
 _SEVERE_LOW, _NOTABLE_LOW = 0.65, 0.5
 _SEVERE_TRAIN, _NOTABLE_TRAIN = 0.65, 0.6
-_FEWEST = 8  # films of each class, to learn on and to judge on, below which no AUC is given
+_FEWEST = 8  # patients of each class, to learn on and to judge on, below which no AUC is given
 _FOLDS = 5
 ALL_FILE, ALL_FACTS = "all file facts together", "all file facts and pixel summaries"
 
@@ -104,9 +104,13 @@ class _Parts:
         return replace(self, learn=self.learn[learn], judge=self.judge[judge], folds=self.folds[learn])
 
     def enough(self, positive: NDArray[np.bool_]) -> bool:
-        """Whether both parts have both classes in numbers that allow an AUC."""
-        sides = (positive[self.learn], ~positive[self.learn], positive[self.judge], ~positive[self.judge])
-        return all(int(side.sum()) >= _FEWEST for side in sides)
+        """Whether both parts have both classes in numbers that allow an AUC: of people, films of one are alike."""
+        for rows in (self.learn, self.judge):
+            present = positive[rows]
+            people = self.patients[rows]
+            if min(len(set(people[present])), len(set(people[~present]))) < _FEWEST:
+                return False
+        return True
 
 
 def _divide(table: pd.DataFrame, values: pd.Series) -> _Parts | None:
@@ -158,8 +162,11 @@ def _of_label(
         chosen = [feature for feature in features if feature.group in members]
         if len(chosen) > 1:
             guess = guess_from_many(chosen, positive)
-            learned = auc(out_of_fold(guess, parts.learn, parts.folds), positive[parts.learn])
-            yield Shortcut(label, name, group, "", learned, *_judge(guess, positive, parts, generator))
+            judged = _judge(guess, positive, parts, generator)
+            learned = judged[0]  # already out of fold, unless there is a part to judge on
+            if parts.judged != "cross-validated":
+                learned = auc(out_of_fold(guess, parts.learn, parts.folds), positive[parts.learn])
+            yield Shortcut(label, name, group, "", learned, *judged)
 
 
 def _judge(
