@@ -92,6 +92,9 @@ def csv(
     uncertain: Annotated[
         Literal["ones", "zeros", "ignore"] | None, typer.Option(help="What -1 becomes.", show_default="refused")
     ] = None,
+    no_label_is_normal: Annotated[
+        bool, typer.Option("--no-label-is-normal", help="A film with 0 in every label is normal.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -116,7 +119,8 @@ def csv(
         meta=_names(meta_columns),
     )
     paths = {"prefix": path_prefix, "suffix": path_suffix, "mask_prefix": mask_prefix}
-    _build("csv", root, out, quiet, csv=table, columns=columns, uncertain=uncertain, **paths)
+    choices = {"uncertain": uncertain, "no_label_is_normal": no_label_is_normal}
+    _build("csv", root, out, quiet, csv=table, columns=columns, **choices, **paths)
 
 
 @build_app.command("childcxr")

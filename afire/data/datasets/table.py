@@ -56,47 +56,72 @@ def build_table(
     suffix: str = "",
     mask_prefix: str = "",
     uncertain: Uncertain | None = None,
+    no_label_is_normal: bool = False,
 ) -> Manifest:
     """The films that ``csv`` names; paths are ``prefix`` + cell + ``suffix``, relative to ``root``.
 
     -1 in a label is refused unless ``uncertain`` says what it shall count as. An absolute path is accepted only if it
-    lies inside the root.
+    lies inside the root. ``no_label_is_normal``: your labels are all the diseases there are to find, so a film with 0
+    in every one of them is normal.
     """
     columns = columns or Columns()
     require_folder(root, "root")
-    _check(columns)
-    source = read_source(csv, columns.named(), "\t" if csv.suffix.lower() == ".tsv" else ",")
-    table = pd.DataFrame({"image": _paths(source[columns.image], prefix, suffix, root, "image")})
-    if columns.patient:
-        table["patient"] = source[columns.patient].str.strip()
-    if columns.split:
-        table["split"] = _splits(source[columns.split], csv)
-    if columns.view:
-        table["view"] = view_names(source[columns.view])
-    table = table.join(_labels(source, columns, uncertain, csv))
+    _check(columns, no_label_is_normal)
+    tabs = csv.name.lower().endswith((".tsv", ".tsv.gz"))
+    source = read_source(csv, columns.named(), "\t" if tabs else ",")
+    table = _facts(source, columns, csv)
+    table.insert(0, "image", _paths(source[columns.image], prefix, suffix, root, "image"))
     if columns.mask:
         table["mask"] = _paths(source[columns.mask], mask_prefix, "", root, "mask")
-    for name in columns.meta:
-        table[META_PREFIX + name] = source[name]
-    table = _present(table, root, csv)
+    labels = _labels(source, columns, uncertain, csv)
+    if no_label_is_normal:
+        labels.insert(0, "normal", _all_absent(labels))
+    table = _present(table.join(labels), root, csv)
     options = {
         **asdict(columns),
         "prefix": prefix,
         "suffix": suffix,
         "mask_prefix": mask_prefix,
         "uncertain": uncertain,
+        "no_label_is_normal": no_label_is_normal,
     }
-    return make_manifest(table, root, about("csv", _normal_rule(columns), **options))
+    return make_manifest(table, root, about("csv", _normal_rule(columns, no_label_is_normal), **options))
 
 
-def _check(columns: Columns) -> None:
+def _facts(source: pd.DataFrame, columns: Columns, csv: Path) -> pd.DataFrame:
+    """Columns patient, split, view and meta:X, those that the user named."""
+    table = pd.DataFrame(index=source.index)
+    if columns.patient:
+        table["patient"] = source[columns.patient].str.strip()
+    if columns.split:
+        table["split"] = _splits(source[columns.split], csv)
+    if columns.view:
+        table["view"] = view_names(source[columns.view])
+    for name in columns.meta:
+        table[META_PREFIX + name] = source[name]
+    return table
+
+
+def _all_absent(labels: pd.DataFrame) -> pd.Series:
+    """1 where every label is 0, 0 where one is 1, else NaN."""
+    known = labels.notna().all(axis=1)
+    return (labels == 0).all(axis=1).astype("float64").where(known | (labels == 1).any(axis=1))
+
+
+def _check(columns: Columns, no_label_is_normal: bool) -> None:
+    if no_label_is_normal and (columns.normal or columns.normal_finding):
+        raise UserError("--no-label-is-normal and another option both say what is normal; give one of them.")
+    if no_label_is_normal and not (columns.labels or columns.findings):
+        raise UserError("--no-label-is-normal needs labels; give --label-columns or --findings-column.")
     if columns.normal_finding is not None and columns.findings is None:
         raise UserError("--normal-finding names a value of --findings-column; give that too.")
     if columns.normal_finding is not None and columns.normal is not None:
         raise UserError("--normal-finding and --normal-column both say what is normal; give one of them.")
 
 
-def _normal_rule(columns: Columns) -> str:
+def _normal_rule(columns: Columns, no_label_is_normal: bool) -> str:
+    if no_label_is_normal:
+        return "1 where every label is 0, 0 where one is 1, else unknown"
     if columns.normal_finding is not None:
         return f"1 where {columns.findings} is {columns.normal_finding} alone, 0 where it names another, else unknown"
     return f"the column {columns.normal}" if columns.normal else "unknown for every film"

@@ -74,6 +74,18 @@ def test_findings_in_one_cell(films: Path) -> None:
     assert as_label.labels == ["Mass", "No Finding", "Nodule"] and as_label.table["normal"].isna().all()
 
 
+def test_no_label_is_normal(films: Path) -> None:
+    csv = write(films, "image,tb,mass\nimages/a.png,0,0\nimages/b.png,,1\nimages/c.png,,0\n")
+    columns = Columns(labels=["tb", "mass"])
+    normal = build_table(films, csv, columns, no_label_is_normal=True).table["normal"].tolist()
+    assert normal[:2] == [1, 0] and math.isnan(normal[2]), "tb of the third film is unknown"
+    assert build_table(films, csv, columns).table["normal"].isna().all(), "nothing is assumed unless asked for"
+    with pytest.raises(UserError, match="needs labels"):
+        build_table(films, csv, no_label_is_normal=True)
+    with pytest.raises(UserError, match="both say what is normal"):
+        build_table(films, csv, Columns(labels=["tb"], normal="mass"), no_label_is_normal=True)
+
+
 def test_tabs(films: Path) -> None:
     csv = write(films, "image\ttb\nimages/a.png\t1\n", "list.tsv")
     assert build_table(films, csv, Columns(labels=["tb"])).table["label:tb"].tolist() == [1]
