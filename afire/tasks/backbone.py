@@ -1,0 +1,153 @@
+"""The encoder a task starts from: random, of a run, or of a file; always with a hash of what is in it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from afire.config import Config, load_config
+from afire.errors import UserError
+from afire.model.afire import Network
+from afire.model.pixels import Normalise
+from afire.model.vit import VisionTransformer, initialise
+from afire.training.checkpoint import weights_file
+from afire.training.run_folder import CONFIG
+from afire.weights import load_encoder, read_tensors
+
+RANDOM = "random"
+# What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
+_FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing", "image.fit", "image.voi")
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """An encoder in evaluation mode on the CPU, how films are normalised for it, and where it came from."""
+
+    encoder: VisionTransformer
+    normalise: Normalise
+    config: Config
+    hash: str  # of the encoder's tensors
+    name: str  # for tables: random, the run's folder or the file's name
+    report: str  # one sentence: what was loaded
+
+
+def load_backbone(
+    weights: str, config: Config | None = None, *, network: Network = "teacher", seed: int = 0
+) -> Backbone:
+    """``random``, a run folder (its newest whole checkpoint), a checkpoint folder, or a weights file.
+
+    A run brings its own settings, and ``config`` may only repeat them. Random weights and files need ``config`` for
+    the architecture. ``seed`` draws the random weights; ``network`` chooses in a run.
+    """
+    if weights == RANDOM:
+        config = _required(config, "random weights have no architecture of their own")
+        encoder = VisionTransformer.from_config(config.encoder, config.image)
+        initialise(encoder, torch.Generator().manual_seed(seed))
+        report = f"random weights from seed {seed}"
+        return _finish(encoder, config, RANDOM, report)
+    path = Path(weights)
+    file = weights_file(path)
+    settings = run_config_file(path)
+    if settings is not None:
+        config = _run_config(settings, config)
+        encoder = VisionTransformer.from_config(config.encoder, config.image)
+        report = _load_run(encoder, file, network)
+        return _finish(encoder, config, path.resolve().name, report)
+    config = _required(config, f"{path} does not say which architecture it has")
+    encoder = VisionTransformer.from_config(config.encoder, config.image)
+    report = _load_foreign(encoder, file)
+    return _finish(encoder, config, path.stem if path.is_file() else path.resolve().name, report)
+
+
+def run_config_file(path: Path) -> Path | None:
+    """The settings of the run that a run folder, a checkpoint folder or a checkpoint's file belongs to."""
+    for folder in (path, *list(path.resolve().parents)[:3]):
+        if (folder / CONFIG).is_file() and (folder == path or folder / "checkpoints" in path.resolve().parents):
+            return folder / CONFIG
+    return None
+
+
+def encoder_hash(encoder: VisionTransformer) -> str:
+    """Content hash of the encoder's tensors by name; the same on every device."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(encoder.state_dict().items()):
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def pick_device(device: str) -> torch.device:
+    """``auto`` is the best device torch sees; a named one that is not there is a sentence."""
+    if device == "auto":
+        mps = torch.backends.mps.is_available()
+        return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no CUDA device; use --device cpu or auto.")
+    if device == "mps" and not torch.backends.mps.is_available():
+        raise UserError("--device mps: torch sees no Apple GPU; use --device cpu or auto.")
+    return torch.device(device)
+
+
+def _finish(encoder: VisionTransformer, config: Config, name: str, report: str) -> Backbone:
+    return Backbone(encoder.eval(), Normalise(config.image), config, encoder_hash(encoder), name, report)
+
+
+def _required(config: Config | None, why: str) -> Config:
+    if config is None:
+        raise UserError(f"{why}; add --preset, --config or --set encoder.* to say it.")
+    return config
+
+
+def _run_config(settings: Path, asked: Config | None) -> Config:
+    """The run's own settings; what was asked beside them must not contradict."""
+    config = load_config(file=settings)
+    if asked is None:
+        return config
+    for section in ("encoder", "image"):
+        ours, theirs = getattr(config, section).model_dump(), getattr(asked, section).model_dump()
+        for key, value in ours.items():
+            if f"{section}.{key}" not in _FREE and theirs[key] != value:
+                raise UserError(
+                    f"the run in {settings.parent} has {section}.{key} {value}, but {theirs[key]} was asked for; "
+                    "leave out --preset, --config and --set: a run brings its own settings."
+                )
+    return config
+
+
+def _load_run(encoder: VisionTransformer, file: Path, network: Network) -> str:
+    prefix = f"{network}.encoder."
+    found = {n.removeprefix(prefix): t for n, t in read_tensors(file).items() if n.startswith(prefix)}
+    _check_whole(encoder.state_dict(), found, file)
+    encoder.load_state_dict(found)
+    return f"{len(found)} tensors of the {network} from {file.parent.name}/{file.name}"
+
+
+def _check_whole(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], file: Path) -> None:
+    for name, tensor in wanted.items():
+        if name not in found:
+            raise UserError(f"{file} lacks {name}; it is not a checkpoint of this run.")
+        if found[name].shape != tensor.shape:
+            raise UserError(
+                f"{file}: {name} is {tuple(found[name].shape)}, but the run's settings say {tuple(tensor.shape)}."
+            )
+    extra = sorted(found.keys() - wanted.keys())
+    if extra:
+        raise UserError(f"{file} holds {extra[0]}, which the run's settings do not have.")
+
+
+def _load_foreign(encoder: VisionTransformer, file: Path) -> str:
+    report = load_encoder(encoder, file)
+    # Fewer or more blocks than the settings say: each name fits, and yet it is another network.
+    for names, what in ((report.missing, "lacks"), (report.unexpected, "has the additional")):
+        wrong = [name for name in names if name.startswith(("blocks.", "patch_embed."))]
+        if wrong:
+            raise UserError(
+                f"{file} has another architecture: it {what} {wrong[0]}; "
+                "set encoder.width, depth, heads and patch_size as in the weights."
+            )
+    return report.sentence()

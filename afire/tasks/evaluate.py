@@ -1,0 +1,145 @@
+"""From scores on val and test films to metrics with mean, sd and interval; one way for every classification task.
+
+Thresholds come from the validation films of the same run; the test films are looked at once, here.
+Shapes: N test films of a run, C labels, B bootstrap draws, P patients of all runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from afire.data.manifest import Manifest
+from afire.tasks import metrics as m
+from afire.tasks.results import SCORE, TRUTH, Estimate, RunResult, estimate
+from afire.tasks.runs import Run
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a run gave: scores (films, C) in the order of ``run.rows["val"]`` and ``run.rows["test"]``."""
+
+    run: Run
+    val: Floats
+    test: Floats
+    weights_hash: str
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything about the scores that a :class:`~afire.tasks.results.Result` needs."""
+
+    runs: list[RunResult]
+    metrics: dict[str, Estimate]
+    per_label: dict[str, dict[str, Estimate]]
+    predictions: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class TestScores:
+    """The test films of one run: scores and truth (N, C), patients (N,), thresholds (C,) chosen on validation."""
+
+    scores: Floats
+    truth: Floats
+    patients: NDArray[np.object_]
+    thresholds: Floats
+
+    __test__ = False  # its name is not pytest's business
+
+
+def evaluate(
+    manifest: Manifest,
+    names: Sequence[str],
+    truth: Floats,
+    outcomes: Sequence[Scores],
+    generator: np.random.Generator,
+    draws: int = m.DRAWS,
+) -> Evaluation:
+    """Evaluate all runs. ``truth`` (films of the manifest, C) is NaN where unknown."""
+    patients = manifest.table["patient"].to_numpy(dtype=object)
+    tests = []
+    for one in outcomes:
+        thresholds = m.best_thresholds(one.val, truth[one.run.rows["val"]])
+        rows = one.run.rows["test"]
+        tests.append(TestScores(one.test, truth[rows], patients[rows], thresholds))
+    values = [run_values(test) for test in tests]
+    drawn = bootstrap_values(tests, generator, draws)
+    macros = {name: estimate([float(v[name][-1]) for v in values], drawn[name][:, -1]) for name in m.METRICS}
+    per_label = {
+        label: {name: estimate([float(v[name][c]) for v in values], drawn[name][:, c]) for name in m.METRICS}
+        for c, label in enumerate(names)
+    }
+    runs = [_run_result(one, test, value, names) for one, test, value in zip(outcomes, tests, values, strict=True)]
+    return Evaluation(runs, macros, per_label, _predictions(manifest, names, truth, outcomes))
+
+
+def run_values(test: TestScores) -> dict[str, Floats]:
+    """Each metric of one run, (C + 1,): the labels and, last, their mean."""
+    return {name: values[0] for name, values in _with_macro(test, None).items()}
+
+
+def bootstrap_values(
+    tests: Sequence[TestScores], generator: np.random.Generator, draws: int = m.DRAWS
+) -> dict[str, Floats]:
+    """Each metric averaged over runs, in every draw of patients: (B, C + 1), the labels and, last, their mean.
+
+    A draw weighs a patient's films alike in all runs, so that what the runs share does not average out.
+    """
+    everyone, index = np.unique(np.concatenate([test.patients for test in tests]).astype(str), return_inverse=True)
+    ends = np.cumsum([len(test.patients) for test in tests])
+    of_run = np.split(index, ends[:-1])
+
+    def statistic(weights_BP: Floats) -> dict[str, Floats]:
+        found = [_with_macro(test, weights_BP[:, rows]) for test, rows in zip(tests, of_run, strict=True)]
+        return {name: _mean_over_runs(np.stack([one[name] for one in found])) for name in m.METRICS}
+
+    return m.bootstrap(statistic, everyone.astype(object), generator, draws)
+
+
+def _mean_over_runs(values_RBC: Floats) -> Floats:
+    counts = (~np.isnan(values_RBC)).sum(axis=0)
+    sums = np.nansum(values_RBC, axis=0)
+    means: Floats = np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+    return means
+
+
+def _with_macro(test: TestScores, weights: Floats | None) -> dict[str, Floats]:
+    values = m.metric_values(test.scores, test.truth, test.thresholds, weights)
+    return {name: np.concatenate([found, m.macro(found)[:, None]], axis=1) for name, found in values.items()}
+
+
+def _run_result(one: Scores, test: TestScores, values: Mapping[str, Floats], names: Sequence[str]) -> RunResult:
+    run = one.run
+    thresholds = {name: float(value) for name, value in zip(names, test.thresholds, strict=True)}
+    return RunResult(
+        name=run.name,
+        seed=run.seed,
+        fold=run.fold,
+        split_hash=run.split.hash,
+        weights_hash=one.weights_hash,
+        films={part: len(rows) for part, rows in run.rows.items()},
+        chosen={**one.chosen, "thresholds": thresholds},
+        metrics={name: float(values[name][-1]) for name in m.METRICS},
+    )
+
+
+def _predictions(manifest: Manifest, names: Sequence[str], truth: Floats, outcomes: Sequence[Scores]) -> pd.DataFrame:
+    frames = []
+    for one in outcomes:
+        for part, scores in (("val", one.val), ("test", one.test)):
+            rows = one.run.rows[part]
+            frame = manifest.table.iloc[rows][["image", "patient"]].reset_index(drop=True)
+            frame.insert(0, "run", one.run.name)
+            frame.insert(1, "part", part)
+            columns = {f"{TRUTH}{name}": truth[rows, c] for c, name in enumerate(names)}
+            columns |= {f"{SCORE}{name}": scores[:, c] for c, name in enumerate(names)}
+            frames.append(pd.concat([frame, pd.DataFrame(columns)], axis=1))
+    return pd.concat(frames, ignore_index=True)
