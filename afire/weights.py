@@ -69,7 +69,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{file} is torn or holds pickled code beside tensors, and was not opened; save its state_dict as safetensors."
+            f"{file} is torn or holds pickled code beside tensors and was not opened; save a state_dict as safetensors."
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise UserError(

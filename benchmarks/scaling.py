@@ -1,0 +1,126 @@
+"""What `afire pretrain` makes of the machine: the loop against its bare step, and two processes against one.
+
+    python benchmarks/scaling.py [--json FILE]
+
+Goals: images/s of the whole command at least 95 % of the bare step (same batch, same threads), and two processes of
+one thread at least 1.8 times one process of one thread. Films are noise: only their size matters here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from timing import machine, report
+
+from afire.config import Config, load_config
+from afire.data.manifest import make_manifest
+from afire.data.pack import PackSettings, pack
+from afire.lesions import synthesize_keyed
+from afire.model import AFiRe
+from afire.training.engine import make_optimizer
+
+FILMS, BATCH, SIZE = 512, 32, 128
+SETTINGS = ["training.epochs=1", "run.picture_epochs=0", f"image.size={SIZE}"]
+
+
+def make_pack(folder: Path) -> Path:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    (folder / "films").mkdir(parents=True)
+    names = [f"{index:04d}.png" for index in range(FILMS)]
+    for name in names:
+        Image.fromarray(rng.integers(0, 256, (SIZE, SIZE), dtype=np.uint8)).save(folder / "films" / name)
+    pack(make_manifest(pd.DataFrame({"image": names}), folder / "films"), folder / "pack", PackSettings(size=SIZE))
+    return folder / "pack"
+
+
+def whole_command(data: Path, out: Path, processes: int, threads: int, batch: int) -> float:
+    """Images per second that the run itself reports."""
+    start = [sys.executable, "-m"]
+    if processes > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    settings = [word for s in [*SETTINGS, f"training.batch_size={batch}"] for word in ("--set", s)]
+    command = [
+        *start,
+        "afire",
+        "pretrain",
+        "--data",
+        str(data),
+        "--out",
+        str(out),
+        "--preset",
+        "small",
+        "-q",
+        *settings,
+    ]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    return float(json.loads((out / "summary.json").read_text())["images_per_second"])
+
+
+def bare_step(config: Config, steps: int) -> float:
+    """Images per second of lesions, losses, backward, clip, AdamW and EMA on one batch that is already there."""
+    model = AFiRe(config).train()
+    optimizer = make_optimizer(model, config)
+    images = torch.rand(BATCH, 1, SIZE, SIZE)
+    rows = torch.arange(BATCH)
+
+    def step() -> None:
+        lesioned, mask = synthesize_keyed(images, seed=0, epoch=0, indices=rows, config=config.lesions)
+        model(images, lesioned, mask).total.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.update_teacher(0.99)
+
+    step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return steps * BATCH / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--rounds", type=int, default=3, help="the best of so many rounds counts, for each number")
+    options = parser.parse_args()
+    config = load_config("small", overrides=[*SETTINGS, f"training.batch_size={BATCH}"])
+    threads = torch.get_num_threads()
+    best = dict.fromkeys(("bare", "loop", "one process", "two processes"), 0.0)
+    with tempfile.TemporaryDirectory() as name:
+        data = make_pack(Path(name) / "data")
+        for number in range(options.rounds):
+            out = Path(name) / f"round{number}"
+            found = {
+                "bare": bare_step(config, FILMS // BATCH),
+                "loop": whole_command(data, out / "loop", 1, threads, BATCH),
+                "one process": whole_command(data, out / "one", 1, 1, BATCH),
+                "two processes": whole_command(data, out / "two", 2, 1, BATCH),
+            }
+            best = {key: max(best[key], found[key]) for key in best}
+    loop, scaling = best["loop"] / best["bare"], best["two processes"] / best["one process"]
+    result = {
+        "machine": machine(),
+        "preset": f"small, {SIZE} px, batch {BATCH} per process",
+        **{f"{key}, images/s": round(value, 1) for key, value in best.items()},
+        "loop / bare step": round(loop, 3),
+        "goal for the loop": f"at least 0.95: {'met' if loop >= 0.95 else 'missed'}",
+        "two processes / one": round(scaling, 3),
+        "goal for two processes": f"at least 1.8: {'met' if scaling >= 1.8 else 'missed'}",
+    }
+    report(result, options.json)
+
+
+if __name__ == "__main__":
+    main()
