@@ -46,7 +46,7 @@ def nodule(chest: Chest, rng: np.random.Generator, side: int) -> Array:
     """A small dense ball with a soft, slightly lobed edge, anywhere in the lung field, also before a rib."""
     x, y = chest.frame.grid
     p = chest.thorax.patient
-    radius = float(rng.uniform(0.75, 1.7))
+    radius = float(rng.uniform(0.85, 2.0))
     centre = _point_in_lung(chest.thorax, rng, side, (p.apex, chest.thorax.base), margin=0.8 * radius)
     dx, dy = x - np.float32(centre[0]), y - np.float32(centre[1])
     angle = np.arctan2(dy, dx)
@@ -82,7 +82,7 @@ def consolidation(chest: Chest, rng: np.random.Generator, side: int) -> Array:
     upper = bool(rng.random() < 0.45)
     levels = (p.apex + 1.5, fissure) if upper else (fissure, thorax.base)
     centre = _point_in_lung(thorax, rng, side, levels, margin=1.0)
-    spread = float(rng.uniform(2.8, 6.0))
+    spread = float(rng.uniform(3.4, 7.0))
     patches = 0.5 * mottle(rng, frame, 3.5) + 0.3 * mottle(rng, frame, 1.4) + 0.14 * mottle(rng, frame, 0.7)
     away = ((x - np.float32(centre[0])) ** 2 + ((y - np.float32(centre[1])) / np.float32(0.85)) ** 2) / np.float32(
         spread**2
@@ -91,7 +91,7 @@ def consolidation(chest: Chest, rng: np.random.Generator, side: int) -> Array:
     beyond = (y - np.float32(fissure) - np.float32(rng.uniform(0, 0.25)) * side * x) * (-1 if upper else 1)
     share = smoothstep((1.15 + 0.6 * patches - away) / 1.5) * smoothstep(beyond / 0.5 + 0.5) * (side * x > 0)
     airways = np.clip(0.9 * _airways_beside_vessels(chest, side), 0, 0.7)
-    solid: Array = (np.float32(rng.uniform(0.25, 0.55)) * share * chest.lung).astype(np.float32)
+    solid: Array = (np.float32(rng.uniform(0.32, 0.65)) * share * chest.lung).astype(np.float32)
     chest.lung = chest.lung - solid * (1 - airways)
     chest.vessels = chest.vessels * (1 - 0.9 * share)
     return solid * np.float32(0.5)
@@ -109,7 +109,7 @@ def effusion(chest: Chest, rng: np.random.Generator, side: int) -> Array:
     """Fluid in the pleural space: it blunts the angle, hides the diaphragm and climbs along the wall as a meniscus."""
     x, y = chest.frame.grid
     thorax = chest.thorax
-    amount = float(rng.beta(1.2, 2.0))
+    amount = float(rng.beta(1.5, 1.8))
     at_wall = thorax.base - 3.2 - 11.0 * amount
     climb = float(rng.uniform(2.4, 4.2)) + 1.5 * amount
     across = np.clip(side * x / np.maximum(thorax.lateral(y), 1), 0, 1.05)
@@ -130,7 +130,7 @@ def pneumothorax(chest: Chest, rng: np.random.Generator, side: int) -> Array:
     x, y = chest.frame.grid
     thorax = chest.thorax
     p = thorax.patient
-    gap = float(rng.uniform(1.3, 3.8))
+    gap = float(rng.uniform(1.6, 5.0))
     stop = float(rng.uniform(0.4, 0.95))  # where the strip ends, as a share of the lung's height
     down = (y - np.float32(p.apex)) / np.float32(thorax.base - p.apex)
     waves = np.float32(0.2) * np.sin(y * np.float32(rng.uniform(0.3, 0.7)) + np.float32(rng.uniform(0, 6.3)))
@@ -160,7 +160,7 @@ def cardiomegaly(chest: Chest, rng: np.random.Generator, side: int) -> Array:
 
 def enlarged_heart(rng: np.random.Generator) -> float:
     """Width of a large heart over the chest's; above 0.5 is large by convention."""
-    return float(rng.uniform(0.55, 0.68))
+    return float(rng.uniform(0.55, 0.7))
 
 
 CHANGES: dict[str, Disease] = {

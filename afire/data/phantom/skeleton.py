@@ -195,7 +195,7 @@ def vessels(frame: Frame, tree: Tree) -> Array:
     for low, high in ((0.0, 0.09), (0.09, 0.18), (0.18, 0.36), (0.36, 9.0)):
         group = (radius[:, 0] >= low) & (radius[:, 0] < high)
         if group.any():
-            shadow.add(points[group], radius[group], step=0.8)
+            shadow.add(points[group], radius[group])
     return shadow.image() + _hilar_haze(frame)
 
 

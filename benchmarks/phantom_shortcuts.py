@@ -1,0 +1,85 @@
+"""Is the phantom a toy? AUC of detectors that know nothing of chests, on 400 training and 200 test films.
+
+A score below 0.8 means that no simple trace separates normal from ill; logistic regression on 32-px films, which sees
+the labels, should be above chance. Directions are fixed beforehand: larger = more abnormal.
+
+python benchmarks/phantom_shortcuts.py [--seed K] [--size S] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.ndimage import laplace
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from timing import report
+
+from afire.data.phantom import draw_film, split_of
+from afire.data.phantom.roster import patient_of
+
+Array = NDArray[np.float32]
+GOAL = 0.8
+
+
+def choose(seed: int, part: str, count: int) -> list[int]:
+    """The first ``count`` films of a split."""
+    chosen: list[int] = []
+    index = 0
+    while len(chosen) < count:
+        if split_of(seed, patient_of(seed, index)) == part:
+            chosen.append(index)
+        index += 1
+    return chosen
+
+
+def standardised(images: Array, side: int) -> Array:
+    """Films shrunk to ``side`` px, each with mean 0 and deviation 1, as rows."""
+    small = [np.asarray(Image.fromarray(image).resize((side, side), Image.Resampling.BOX)) for image in images]
+    rows = np.stack(small).reshape(len(images), -1)
+    result: Array = (rows - rows.mean(axis=1, keepdims=True)) / rows.std(axis=1, keepdims=True)
+    return result
+
+
+def scores(train: Array, ill: NDArray[np.bool_], test: Array) -> dict[str, NDArray[np.floating]]:
+    """Score of each test film by each detector; all but the last are fitted on the normal training films."""
+    fit, judge = standardised(train, 32), standardised(test, 32)
+    normal = fit[~ill]
+    mean, deviation = normal.mean(axis=0), normal.std(axis=0) + 1e-3
+    pca = PCA(64, random_state=0).fit(normal)
+    whitened = PCA(64, whiten=True, random_state=0).fit(standardised(train, 16)[~ill])
+    logistic = LogisticRegression(C=0.01, max_iter=3000).fit((fit - mean) / deviation, ill)
+    return {
+        "mean brightness": test.mean(axis=(1, 2)),
+        "blur (minus variance of the Laplacian)": -np.array([laplace(image).var() for image in test]),
+        "per-pixel Gaussian, 32 px": (((judge - mean) / deviation) ** 2).mean(axis=1),
+        "PCA-64 residual, 32 px": ((judge - pca.inverse_transform(pca.transform(judge))) ** 2).mean(axis=1),
+        "PCA-64 Mahalanobis, 16 px": (whitened.transform(standardised(test, 16)) ** 2).sum(axis=1),
+        "logistic regression, 32 px, with labels": logistic.decision_function((judge - mean) / deviation),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    films = {
+        part: [draw_film(options.seed, index, options.size) for index in choose(options.seed, part, count)]
+        for part, count in (("train", 400), ("test", 200))
+    }
+    train, test = (np.stack([film.image for film in films[part]]) for part in ("train", "test"))
+    ill = {part: np.array([not film.normal for film in films[part]]) for part in films}
+    found = scores(train, ill["train"], test)
+    aucs = {name: round(float(roc_auc_score(ill["test"], score)), 3) for name, score in found.items()}
+    report({"auc": aucs, "goal_below": GOAL, "seed": options.seed, "size": options.size}, options.json)
+
+
+if __name__ == "__main__":
+    main()
