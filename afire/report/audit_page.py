@@ -94,8 +94,8 @@ def render_audit(audit: Audit) -> str:
 
 def _sections(audit: Audit) -> list[Section]:
     sections = []
-    shown_findings = [(number, one) for number, one in enumerate(audit.findings, start=1) if one.groups]
-    for number, finding in track(shown_findings, "drawing the page", unit="findings"):
+    with_films = [(number, one) for number, one in enumerate(audit.findings, start=1) if one.groups]
+    for number, finding in track(with_films, "drawing the page", unit="findings") if with_films else ():
         pairs = any(len(group) > 1 for group in finding.groups)
         shown = finding.groups[: _MOST_GROUPS if pairs else _MOST_FILMS]
         notes = finding.notes or ("",) * len(finding.groups)

@@ -88,7 +88,7 @@ _MEANING: dict[Group, str] = {
 }
 _WITHOUT: dict[Group, str] = {
     "file": "can be guessed without looking at the picture",
-    "pixels": "can be guessed from a summary of the grey values",
+    "pixels": "can be guessed from summaries of the film",
     "other": "can be guessed from a number of the manifest",
     "demographics": "can be guessed from age or sex",
 }
@@ -125,7 +125,7 @@ def _severe(label: str, group: Group, found: list[Shortcut]) -> Finding:
     towards = f" ({first.direction} means {label})" if first.direction else ""
     by = f"{first.feature}{' alone' if first.single else ''}{towards}"
     sentence = (
-        f"{label} {_WITHOUT[group]}: {by} gives AUC {first.auc:.2f} "
+        f"{label} {_WITHOUT[group]}: {by} {'gives' if first.single else 'give'} AUC {first.auc:.2f} "
         f"({first.low:.2f} to {first.high:.2f}) {_where(first)}"
     )
     others = [f"{one.feature} {one.auc:.2f}" for one in named[1:] if one.level != "notice"]

@@ -118,8 +118,11 @@ def _principal_axes(ranks_NP: NDArray[np.uint8]) -> NDArray[np.float32]:
     rows = np.linspace(0, len(ranks_NP) - 1, min(_SAMPLE, len(ranks_NP))).astype(np.int64)
     sample = unit_vectors(ranks_NP[rows])
     sample -= sample.mean(axis=0)
-    _, axes = np.linalg.eigh(sample.T @ sample)
-    return np.ascontiguousarray(axes[:, ::-1][:, :_COMPONENTS], dtype=np.float32)
+    if len(sample) < sample.shape[1]:
+        axes = np.linalg.svd(sample, full_matrices=False)[2].T
+    else:
+        axes = np.linalg.eigh(sample.T @ sample)[1][:, ::-1]
+    return np.ascontiguousarray(axes[:, :_COMPONENTS], dtype=np.float32)
 
 
 def _project(ranks_NP: NDArray[np.uint8], basis_PD: NDArray[np.float32]) -> NDArray[np.float32]:
