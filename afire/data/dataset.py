@@ -38,8 +38,8 @@ class Films(Protocol):
 class PackedFilms(Dataset[torch.Tensor]):
     """Films straight from a pack's memory map: no decoding, no copy but the one that makes the tensor."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = folder = Path(folder)
         self.summary = read_summary(folder)
         self.manifest = read_manifest(folder / MANIFEST)
         self.size = self.summary.settings.size

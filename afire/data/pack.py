@@ -160,7 +160,7 @@ def _fill(
                 logger.warning("skipped %s: %s", names[row], error)
             if bad and on_error == "stop":
                 raise UserError(
-                    f"{bad[0][1].rstrip('.')}. The films packed so far are kept: mend or remove the file and run again, "
+                    f"{bad[0][1].rstrip('.')}. The films packed so far are kept: mend the file and run again, "
                     "or use --on-error skip."
                 )
 

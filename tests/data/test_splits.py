@@ -42,7 +42,7 @@ def films(patients: int, seed: int = 0, official: bool = False, rare: int = 4) -
                     "label:Rare": float(uncommon),
                 }
             )
-    return make_manifest(pd.DataFrame(rows), Path("."))
+    return make_manifest(pd.DataFrame(rows), Path())
 
 
 def patients_of(manifest: Manifest, split: Split, part: str) -> set[str]:
@@ -110,7 +110,7 @@ def test_films_without_an_official_split_are_left_out() -> None:
     manifest = films(100, official=True)
     table = manifest.table.copy()
     table.loc[table.index[:7], "split"] = ""
-    split = official_split(make_manifest(table, Path(".")))
+    split = official_split(make_manifest(table, Path()))
     assert sum(split.films.values()) == len(table) - 7
 
 
@@ -121,12 +121,12 @@ def test_an_official_split_that_leaks_patients_is_refused() -> None:
     if (table["patient"] == "p5").sum() == 1:
         pytest.skip("this seed gave the patient one film")
     with pytest.raises(UserError, match="patient p5: test and train"):
-        official_split(make_manifest(table, Path(".")))
+        official_split(make_manifest(table, Path()))
 
 
 def test_deterministic_and_independent_of_row_order() -> None:
     manifest = films(150)
-    shuffled = make_manifest(manifest.table.sample(frac=1, random_state=0), Path("."))
+    shuffled = make_manifest(manifest.table.sample(frac=1, random_state=0), Path())
     assert random_split(manifest, seed=4).hash == random_split(shuffled, seed=4).hash
     assert random_split(manifest, seed=4).hash != random_split(manifest, seed=5).hash
 
@@ -137,7 +137,7 @@ def test_a_split_round_trips_and_refuses_other_films(tmp_path: Path) -> None:
     write_split(split, tmp_path / "split.json")
     again = read_split(tmp_path / "split.json")
     assert again == split
-    fewer = make_manifest(manifest.table.iloc[1:], Path("."))
+    fewer = make_manifest(manifest.table.iloc[1:], Path())
     with pytest.raises(UserError, match="does not fit this manifest"):
         again.rows(fewer)
 
