@@ -9,7 +9,7 @@ import difflib
 import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -27,6 +27,9 @@ class Section(BaseModel):
     """A group of settings: frozen, and strict about names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+SectionType = TypeVar("SectionType", bound=Section)
 
 
 class ImageConfig(Section):
@@ -240,21 +243,26 @@ class Config(Section):
 
 def load_config(preset: str | None = None, file: Path | None = None, overrides: Iterable[str] = ()) -> Config:
     """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out."""
+    files = [preset_path(preset)] if preset is not None else []
+    return load_settings(Config, [*files, *([file] if file is not None else [])], overrides)
+
+
+def load_settings(kind: type[SectionType], files: Iterable[Path], overrides: Iterable[str] = ()) -> SectionType:
+    """Settings of any kind: defaults, then each YAML file, then ``key.sub=value`` overrides."""
     values: dict[str, Any] = {}
-    if preset is not None:
-        _merge(values, _read_yaml(preset_path(preset)))
-    if file is not None:
+    for file in files:
         _merge(values, _read_yaml(file))
     for override in overrides:
         _merge(values, parse_override(override))
-    return validate(values)
+    return validate(values, kind)
 
 
-def preset_path(name: str) -> Path:
-    """The YAML file of a preset."""
-    if name not in PRESETS:
-        raise UserError(f"there is no preset {name!r}{_nearest(name, PRESETS)}; presets are {', '.join(PRESETS)}.")
-    return _PRESET_FOLDER / f"{name}.yaml"
+def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -> Path:
+    """The YAML file of a preset, one of ``presets``; those of a task carry its name as ``prefix``."""
+    known = list(presets)
+    if name not in known:
+        raise UserError(f"there is no preset {name!r}{_nearest(name, known)} Presets are {', '.join(known)}.")
+    return _PRESET_FOLDER / f"{prefix}{name}.yaml"
 
 
 def to_yaml(config: Section) -> str:
@@ -264,11 +272,11 @@ def to_yaml(config: Section) -> str:
     return "\n".join(lines) + "\n"
 
 
-def validate(values: Mapping[str, Any]) -> Config:
-    """Build a :class:`Config`; every mistake becomes a sentence that names the key and what is allowed."""
-    _check_names(values, Config, path="")
+def validate(values: Mapping[str, Any], kind: type[SectionType]) -> SectionType:
+    """Build settings of a kind; every mistake becomes a sentence that names the key and what is allowed."""
+    _check_names(values, kind, path="")
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise UserError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
 
@@ -327,7 +335,7 @@ def _check_names(values: Mapping[str, Any], section: type[Section], path: str) -
     known = section.model_fields
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"unknown setting {path}{key}{_nearest(str(key), _all_names(section), path)}.")
+            raise UserError(f"unknown setting {path}{key}{_nearest(str(key), _all_names(section), path)}")
         annotation = known[key].annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
             if not isinstance(value, Mapping):
@@ -349,7 +357,7 @@ def _nearest(name: str, known: Iterable[str], path: str = "") -> str:
     names = list(known)
     exact_below = [candidate for candidate in names if candidate.rpartition(".")[2] == name]
     close = exact_below or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {path}{close[0]}?" if close else ""
+    return f"; did you mean {path}{close[0]}?" if close else "."
 
 
 def _sentence(error: dict[str, Any]) -> str:

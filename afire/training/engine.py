@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import nn
 from afire.config import Config
 from afire.data.dataset import Films, PackedFilms
 from afire.errors import UserError
-from afire.model import AFiRe
+from afire.model import AFiRe, distributed
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,8 @@ class Flags:
         return self.signal != 0
 
 
-def make_accelerator(config: Config, device: str) -> Accelerator:
+def make_accelerator(precision: str, device: str) -> Accelerator:
     """accelerate's engine for the device and precision; one process without torchrun or accelerate launch."""
-    precision = {"fp32": "no"}.get(config.training.precision, config.training.precision)
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; use --device cpu or auto.")
     if device == "mps" and not torch.backends.mps.is_available():
@@ -45,9 +45,11 @@ def make_accelerator(config: Config, device: str) -> Accelerator:
     # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     try:
-        return Accelerator(mixed_precision=precision, cpu=on_cpu, kwargs_handlers=[ddp])
+        return Accelerator(
+            mixed_precision="no" if precision == "fp32" else precision, cpu=on_cpu, kwargs_handlers=[ddp]
+        )
     except ValueError as error:
-        raise UserError(f"training.precision {config.training.precision} does not work here: {error}") from None
+        raise UserError(f"training.precision {precision} does not work here: {error}") from None
 
 
 def make_optimizer(model: AFiRe, config: Config) -> torch.optim.AdamW:
@@ -56,10 +58,14 @@ def make_optimizer(model: AFiRe, config: Config) -> torch.optim.AdamW:
     plain: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            lone = parameter.ndim <= 1 or name.endswith(("cls_token", "pos_embed", "mask_token"))
-            (plain if lone else decayed).append(parameter)
+            (decayed if decays(name, parameter) else plain).append(parameter)
     groups = [{"params": decayed, "decays": True}, {"params": plain, "decays": False}]
     return torch.optim.AdamW(groups, lr=config.training.learning_rate, fused=True)
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter has weight decay: matrices and kernels do; biases, norms, tokens and positions do not."""
+    return parameter.ndim > 1 and not name.endswith(("cls_token", "pos_embed", "mask_token"))
 
 
 def data_hash(films: Films, rows: np.ndarray) -> str:
@@ -71,3 +77,40 @@ def data_hash(films: Films, rows: np.ndarray) -> str:
 def gradient_exchange(accelerator: Accelerator, wrapped: nn.Module, now: bool) -> AbstractContextManager[object]:
     """Exchange gradients with the other processes in this backward, or (``now`` false) only add them up here."""
     return nullcontext() if now else accelerator.no_sync(wrapped)
+
+
+def agree(accelerator: Accelerator, finite: bool, signal: int, save: bool) -> Flags:
+    """One small exchange a step: what any process knows, all of them act on, at the same step."""
+    mine = torch.tensor([0 if finite else 1, signal, int(save)], device=accelerator.device)
+    not_finite, received, wanted = distributed.maximum(mine).tolist()
+    return Flags(bool(not_finite), received, bool(wanted))
+
+
+def on_first_process(accelerator: Accelerator, write: Callable[[], None], what: str) -> None:
+    """Write on the first process; a failure there ends all of them, with the sentence from there."""
+    failure: UserError | None = None
+    if accelerator.is_main_process:
+        try:
+            write()
+        except UserError as error:
+            failure = error
+    failed = distributed.maximum(torch.tensor(int(failure is not None), device=accelerator.device)).item()
+    if failed:
+        raise failure or UserError(f"the first process could not write {what}; see its message.")
+
+
+def depth_generator(seed: int, step: int, rank: int) -> torch.Generator:
+    """Stochastic depth of a step and process; nothing to save, because it follows from the step."""
+    state = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state >> 1))
+
+
+def explain(error: RuntimeError, processes: int, step: int) -> Exception:
+    """A sentence when another process went away in the middle of an exchange, else the error itself."""
+    words = str(error).lower()
+    if processes > 1 and any(sign in words for sign in ("gloo", "nccl", "connection", "timed out")):
+        return UserError(
+            f"another process of this run ended or went silent at step {step}; see its message, then start "
+            "again with --resume."
+        )
+    return error

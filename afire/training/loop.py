@@ -22,10 +22,19 @@ from afire.data.dataset import Films, PackedFilms
 from afire.errors import UserError
 from afire.files import write_json
 from afire.lesions import synthesize_keyed, token_labels
-from afire.model import AFiRe, Losses, count_parameters, distributed
+from afire.model import AFiRe, Losses, count_parameters
 from afire.training import checkpoint as checkpoints
 from afire.training.batches import Batch, Plan, Prefetcher
-from afire.training.engine import Flags, data_hash, gradient_exchange, make_accelerator, make_optimizer
+from afire.training.engine import (
+    agree,
+    data_hash,
+    depth_generator,
+    explain,
+    gradient_exchange,
+    make_accelerator,
+    make_optimizer,
+    on_first_process,
+)
 from afire.training.health import Health, measure
 from afire.training.metrics import Metrics
 from afire.training.run_folder import RunFolder
@@ -108,7 +117,7 @@ class Run:
                 f"the films are {films.size} px, but image.size is {config.image.size}; pack them at that size, or set "
                 f"image.size={films.size}."
             )
-        self.accelerator = make_accelerator(config, device)
+        self.accelerator = make_accelerator(config.training.precision, device)
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         recipe, ranks = config.training, self.accelerator
         self.plan = Plan(
@@ -159,7 +168,8 @@ class Run:
                     bank_before = self._bank_copy()
                     losses, last = self._forward_backward(parts, settings)
                     norm = self._clip()
-                    flags = self._agree(losses, norm, stop.received)
+                    finite = np.isfinite(losses["total"]) and (np.isfinite(norm) or self.accelerator.scaler is not None)
+                    flags = agree(self.accelerator, bool(finite), stop.received, self._clock_is_due())
                     if flags.not_finite:
                         self._give_up(losses, norm, parts, bank_before)
                     self._update(settings)
@@ -175,27 +185,18 @@ class Run:
                         status = "stopped" if flags.stop else "collapsed"
                         break
         except RuntimeError as error:
-            raise self._explain(error) from error
+            raise explain(error, plan.world, self.step) from error
         finally:
             batches.close()
         return self._finish(status, flags.signal if status == "stopped" else 0, metrics, batches)
-
-    def _explain(self, error: RuntimeError) -> Exception:
-        """A sentence when another process went away in the middle of an exchange, else the error itself."""
-        words = str(error).lower()
-        if self.plan.world > 1 and any(sign in words for sign in ("gloo", "nccl", "connection", "timed out")):
-            return UserError(
-                f"another process of this run ended or went silent at step {self.step}; see its message, then start "
-                "again with --resume."
-            )
-        return error
 
     def _forward_backward(
         self, parts: list[Batch], settings: StepSettings
     ) -> tuple[dict[str, float], tuple[Tensor, ...]]:
         """Add up the gradients of one update; the mean losses and the tensors of the last part."""
         self.model.teacher_temperature = settings.teacher_temperature
-        generator = self._depth_generator()
+        drops = self.config.encoder.drop_path > 0
+        generator = depth_generator(self.config.seed, self.step, self.plan.rank) if drops else None
         sums: dict[str, float] = {}
         for number, batch in enumerate(parts):
             images, lesioned, mask = self._draw(batch)
@@ -218,13 +219,6 @@ class Run:
         )
         return images, lesioned, mask
 
-    def _depth_generator(self) -> torch.Generator | None:
-        """Stochastic depth of this step and process; nothing to save, because it follows from the step."""
-        if not self.config.encoder.drop_path:
-            return None
-        seed = np.random.SeedSequence([self.config.seed, self.step, self.plan.rank]).generate_state(1, np.uint64)[0]
-        return torch.Generator().manual_seed(int(seed >> 1))
-
     def _clip(self) -> float:
         """Drop the gradient of a frozen last layer and limit the norm of the rest; the norm before the limit."""
         if self.step < self.config.training.freeze_last_layer_epochs * self.plan.steps_per_epoch:
@@ -232,14 +226,6 @@ class Run:
                 parameter.grad = None
         limit = self.config.training.clip or float("inf")
         return float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), limit))
-
-    def _agree(self, losses: Mapping[str, float], norm: float, received: int) -> Flags:
-        """One small exchange a step: what any process knows, all of them act on, at the same step."""
-        finite = np.isfinite(losses["total"]) and (np.isfinite(norm) or self.accelerator.scaler is not None)
-        due = time.monotonic() - self.last_save > 60 * self.config.run.checkpoint_minutes
-        mine = torch.tensor([0 if finite else 1, received, int(due)], device=self.accelerator.device)
-        not_finite, signal, save = distributed.maximum(mine).tolist()
-        return Flags(bool(not_finite), signal, bool(save))
 
     def _update(self, settings: StepSettings) -> None:
         for group in self.optimizer.param_groups:
@@ -284,19 +270,16 @@ class Run:
         every = self.config.run.checkpoint_epochs * self.plan.steps_per_epoch
         return by_clock or self.step == self.schedules.steps or bool(ends_epoch and every and self.step % every == 0)
 
+    def _clock_is_due(self) -> bool:
+        return time.monotonic() - self.last_save > 60 * self.config.run.checkpoint_minutes
+
     def _save(self) -> None:
-        """Write a checkpoint on the first process; a failure there ends all of them, with the sentence from there."""
-        failure: UserError | None = None
-        if self.accelerator.is_main_process:
-            try:
-                keep = self.config.run.keep_checkpoints
-                checkpoints.save_checkpoint(self.folder.path, self.model, self.optimizer, self._state(), keep)
-            except UserError as error:
-                failure = error
-        failed = distributed.maximum(torch.tensor(int(failure is not None), device=self.accelerator.device)).item()
+        def write() -> None:
+            keep = self.config.run.keep_checkpoints
+            checkpoints.save_checkpoint(self.folder.path, self.model, self.optimizer, self._state(), keep)
+
+        on_first_process(self.accelerator, write, "its checkpoint")
         self.last_save = time.monotonic()
-        if failed:
-            raise failure or UserError("the first process could not write its checkpoint; see its message.")
 
     def _state(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler

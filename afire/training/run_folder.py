@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from afire._version import __version__
-from afire.config import Config, load_config, to_yaml
+from afire.config import Config, Section, load_settings, to_yaml
 from afire.errors import UserError
 from afire.files import read_json, write_json, write_text
 from afire.training.checkpoint import Checkpoint, newest_checkpoint
@@ -42,7 +42,7 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / CONFIG).exists()
 
-    def begin(self, config: Config, data: Mapping[str, Any], resume: bool, force: bool) -> Checkpoint | None:
+    def begin(self, config: Section, data: Mapping[str, Any], resume: bool, force: bool) -> Checkpoint | None:
         """Start afresh, or return the checkpoint to go on from; refuse what would mix two runs."""
         if not resume:
             if self.exists:
@@ -64,17 +64,18 @@ class RunFolder:
         self._forget_after(checkpoint.step if checkpoint else 0)
         return checkpoint
 
-    def changes(self, config: Config, data: Mapping[str, Any]) -> list[str]:
+    def changes(self, config: Section, data: Mapping[str, Any]) -> list[str]:
         """Settings and data that differ from those the run was begun with; the section `run` may change freely."""
-        before = _flat(load_config(file=self.path / CONFIG).model_dump(exclude={"run"}))
+        before = _flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude={"run"}))
         now = _flat(config.model_dump(exclude={"run"}))
         found = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         stored = read_json(self.path / DATA)
-        if stored.get("hash") != data["hash"]:
-            found.append(f"the data's hash was {str(stored.get('hash'))[:12]}, is {str(data['hash'])[:12]}")
+        for key, what in (("hash", "data's"), ("weights_hash", "weights'")):
+            if stored.get(key) != data.get(key):
+                found.append(f"the {what} hash was {str(stored.get(key))[:12]}, is {str(data.get(key))[:12]}")
         return found
 
-    def _describe(self, config: Config, data: Mapping[str, Any]) -> None:
+    def _describe(self, config: Section, data: Mapping[str, Any]) -> None:
         write_json(self.path / DATA, dict(data))
         write_json(self.path / ENVIRONMENT, environment())
         write_text(self.path / CONFIG, to_yaml(config))  # last: its presence is what makes a folder a run
