@@ -17,7 +17,7 @@ from afire.lesions.otsu import PixelPicker, otsu_with_bright_level
 from afire.lesions.paint import FIXED_POINT, paint
 from afire.lesions.plan import plan
 
-_PIXELS_AT_ONCE = {"cpu": 2**20, "gpu": 2**25}  # a GPU wants few large steps, a CPU's cache wants small ones
+_PIXELS_AT_ONCE = {"cpu": 2**21, "gpu": 2**25}  # a GPU wants few large steps, a CPU's cache wants small ones
 _RANGE_TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in [0, 255] does not
 
 

@@ -1,0 +1,154 @@
+"""Lesions for a batch, against a loop over pixels, NumPy film by film, and sampling the whole film for every lesion.
+
+    python benchmarks/lesions.py --json lesions.json
+
+Also their share of a training step: ViT-tiny/16 (192 wide, 12 deep, 3 heads), forward, backward, AdamW and teacher.
+Every comparison paints the same lesions, and the largest difference is printed beside its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from reference import lesions as pixel_loop
+from reference import lesions_numpy
+from timing import interleaved, machine, report
+from torch import Tensor
+from torch.nn import functional
+
+from afire.config import Config
+from afire.lesions import LesionConfig, otsu_threshold, synthesize_keyed
+from afire.lesions.draws import Draw, keyed
+from afire.lesions.otsu import PixelPicker
+from afire.lesions.plan import plan, window_size
+from afire.model import AFiRe
+
+CONFIG = LesionConfig()
+
+
+def draw_films(count: int, size: int) -> Tensor:
+    """Films (count, 1, size, size) with 8-bit values: a bright body, two dark lungs, noise."""
+    at = (torch.arange(size) + 0.5) / size
+    x, y = at[None, :], at[:, None]
+    lungs = (((x - 0.5).abs() - 0.2) / 0.14) ** 2 + ((y - 0.45) / 0.3) ** 2 < 1
+    film = 0.05 + 0.7 * ((x - 0.5).abs() < 0.44) - 0.45 * lungs
+    films = film + 0.08 * torch.randn(count, 1, size, size, generator=torch.Generator().manual_seed(0))
+    films = (films.clamp(0, 1) * 255).round() / 255
+    films[:, :, 0, 0], films[:, :, -1, -1] = 0.0, 1.0
+    return films
+
+
+def ours(films: Tensor) -> Tensor:
+    lesioned, _ = synthesize_keyed(films, seed=0, epoch=0, indices=range(len(films)), config=CONFIG)
+    return lesioned
+
+
+def by_pixel(films: Tensor) -> Tensor:
+    draws = keyed(0, 0, range(len(films)), 1, CONFIG.count_max).tolist()
+    results = []
+    for film, draw in zip(films[:, 0].double().tolist(), draws, strict=True):
+        results.append(pixel_loop.add(film, pixel_loop.lesion_mask(film, draw[0], CONFIG)))
+    return torch.tensor(results)[:, None]
+
+
+def by_film(films: Tensor) -> Tensor:
+    draws = keyed(0, 0, range(len(films)), 1, CONFIG.count_max).numpy()
+    results = []
+    for film, draw in zip(films[:, 0].double().numpy(), draws, strict=True):
+        results.append(torch.from_numpy((film + lesions_numpy.lesion_mask(film, draw[0])).clip(0, 1)))
+    return torch.stack(results)[:, None].float()
+
+
+def by_whole_film(films: Tensor) -> Tensor:
+    """As a batch, but every lesion is sampled over the whole film: the texture by grid_sample, then the outline."""
+    size = films.shape[-1]
+    gray = films[:, 0]
+    highlighted = PixelPicker(gray > otsu_threshold(gray)[:, None, None])
+    draws = keyed(0, 0, range(len(films)), 1, CONFIG.count_max)
+    count = CONFIG.count_min + (draws[:, 0, 0, Draw.COUNT] * (CONFIG.count_max - CONFIG.count_min + 1) >> 24)
+    every = plan(gray, highlighted, draws, CONFIG.model_copy(update={"count_min": CONFIG.count_max}))
+    window = window_size(CONFIG, size, size)[0]
+    at = torch.arange(size) + 0.5
+    mask = torch.zeros_like(films)
+    for slot in range(CONFIG.count_max):
+        one = every.where(slice(slot, None, CONFIG.count_max))
+        u = (at - one.left[:, None]) * (2 / one.width[:, None]) - 1
+        v = (at - one.top[:, None]) * (2 / one.height[:, None]) - 1
+        inside = (u.abs() < 1)[:, None, :] & (v.abs() < 1)[:, :, None] & (slot < count)[:, None, None]
+        delta = torch.exp(-(u.square()[:, None, :] + v.square()[:, :, None]) / CONFIG.gamma) * inside
+        in_window = [((t + 1) * (window / 2) - 0.5).clamp(0, window - 1) for t in (u, v)]
+        x = (in_window[0] + one.window_left[:, None]) * (2 / (size - 1)) - 1
+        y = (in_window[1] + one.window_top[:, None]) * (2 / (size - 1)) - 1
+        grid = torch.stack([x[:, None, :].expand_as(delta), y[:, :, None].expand_as(delta)], -1)
+        texture = functional.grid_sample(films, grid, mode="bilinear", padding_mode="border", align_corners=True)
+        mask += texture * (delta * one.amplitude[:, None, None])[:, None]
+    return (films + mask.clamp(0, 1)).clamp(0, 1)
+
+
+def training_step(films: Tensor, size: int) -> Callable[[], object]:
+    config = Config.model_validate({"image": {"size": size}, "encoder": {"width": 192, "depth": 12, "heads": 3}})
+    model = AFiRe(config).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    lesioned, mask = synthesize_keyed(films, seed=0, epoch=0, indices=range(len(films)), config=CONFIG)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        model(films, lesioned, mask).total.backward()
+        optimiser.step()
+        model.update_teacher(0.99)
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loop-films", type=int, default=4, help="films for the loop over pixels, which is slow")
+    parser.add_argument("--no-step", action="store_true", help="leave out the training step")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    films = draw_films(options.batch, options.size)
+    few = films[: options.loop_films]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the loops have one thread; so have all, until the training step
+    expected = ours(films)
+    differences = {
+        "pixel loop": float((by_pixel(few) - expected[: len(few)]).abs().max()),
+        "numpy": float((by_film(films) - expected).abs().max()),
+        "whole film": float((by_whole_film(films) - expected).abs().max()),
+    }
+    times = interleaved(
+        {
+            "ours": lambda: ours(films),
+            "pixel loop": lambda: by_pixel(few),
+            "numpy": lambda: by_film(films),
+            "whole film": lambda: by_whole_film(films),
+        },
+        options.rounds,
+    )
+    per_film = {name: min(taken) / options.batch for name, taken in times.items()}  # the least disturbed round
+    per_film["pixel loop"] *= options.batch / len(few)
+    torch.set_num_threads(threads)
+    result: dict[str, object] = {"machine": machine(), "batch": options.batch, "size": options.size}
+    for name, value in per_film.items():
+        result[f"{name}: ms per film, one thread"] = round(1000 * value, 3)
+    for name in differences:
+        result[f"times faster than {name}"] = round(per_film[name] / per_film["ours"], 1)
+        result[f"largest difference from {name}"] = differences[name]
+    if not options.no_step:
+        step = training_step(films, options.size)
+        step()
+        both = interleaved({"lesions": lambda: ours(films), "step": step}, 2)
+        result["training step: seconds"] = round(min(both["step"]), 2)
+        result["lesions: % of a training step"] = round(100 * min(both["lesions"]) / min(both["step"]), 2)
+    report(result, options.json)
+
+
+if __name__ == "__main__":
+    main()
