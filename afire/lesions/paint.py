@@ -25,7 +25,7 @@ def paint(gray_BHW: Tensor, lesions: Lesions, samples: int, config: LesionConfig
     """
     height, width = gray_BHW.shape[1:]
     layers = 2 if config.haze > 0 else 1
-    pixels = _pixels(lesions, height, width, samples)
+    pixels = _pixels(lesions, height, width, samples, config.rotate)
     value = _strength(lesions, pixels, config) * _content(gray_BHW, lesions, pixels, config)
     canvas = torch.zeros(layers * samples * height * width, dtype=torch.int32, device=gray_BHW.device)
     canvas.scatter_add_(0, pixels.target, value.mul_(FIXED_POINT).round_().to(torch.int32))
@@ -46,7 +46,7 @@ class _Pixels:
         return column.index_select(0, self.lesion)
 
 
-def _pixels(lesions: Lesions, height: int, width: int, samples: int) -> _Pixels:
+def _pixels(lesions: Lesions, height: int, width: int, samples: int, rotate: bool) -> _Pixels:
     areas = lesions.box_width * lesions.box_height
     # int32 halves the traffic; no group of films comes near 2^31 pixels within its boxes.
     lesion = torch.repeat_interleave(torch.arange(len(areas), dtype=torch.int32, device=areas.device), areas)
@@ -67,8 +67,9 @@ def _pixels(lesions: Lesions, height: int, width: int, samples: int) -> _Pixels:
     x = column + own(0.5 - lesions.box_width / 2)
     y = row + own(0.5 - lesions.box_height / 2)
     per_x, per_y = 2 / lesions.width, 2 / lesions.height
-    u = x * own(lesions.cosine * per_x) + y * own(lesions.sine * per_x)
-    v = y * own(lesions.cosine * per_y) - x * own(lesions.sine * per_y)
+    u, v = x * own(lesions.cosine * per_x), y * own(lesions.cosine * per_y)
+    if rotate:
+        u, v = u + y * own(lesions.sine * per_x), v - x * own(lesions.sine * per_y)
     return _Pixels(lesion, target, u, v)
 
 
