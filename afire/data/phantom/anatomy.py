@@ -127,7 +127,7 @@ class Inside:
     def lung(self) -> Any:
         """Path length through lung, after heart and mediastinum have taken their place."""
         reach = self.heart_reach
-        heart = np.float32(1.4 * self.depth) * dome(reach * reach * np.sqrt(reach)) * self.heart_share
+        heart = np.float32(1.45 * self.depth) * dome(reach * reach * np.sqrt(reach)) * self.heart_share
         # below the diaphragm only the back of the lung is left, behind the heart
         whole = _union(heart, self.mediastinum)
         taken = whole + (0.3 * self.mediastinum - whole) * self.behind
@@ -249,7 +249,7 @@ class Thorax:
         turn = np.float32(np.sin(self.pose.yaw))
         right, left = self._right_edge(y) + 2 * turn, self._left_edge(y) - turn
         share = np.abs((2 * x - left - right) / (left - right))
-        column = np.float32(1.25 * p.depth) * dome(share * share * share)
+        column = np.float32(1.4 * p.depth) * dome(share * share * share)
         knob = ((x - np.float32(1.5 + 0.5 * p.knob) - 1.5 * turn) ** 2 + ((y + 3.2) * np.float32(0.7)) ** 2) / p.knob**2
         arch = np.float32(0.75 * p.depth) * dome(knob)
         offset = (x - self._aorta_x(y) + 4 * turn) / np.float32(0.8 * p.knob)
@@ -298,5 +298,5 @@ class Thorax:
 
 
 def _union(one: Any, other: Any) -> Any:
-    """Path length through two overlapping bodies: more than the longer, less than both, without a crease."""
-    return np.sqrt(np.square(one) + np.square(other))
+    """Path length through two overlapping bodies: a little more than the longer, without a crease."""
+    return np.sqrt(np.sqrt(np.square(np.square(one)) + np.square(np.square(other))))

@@ -91,6 +91,8 @@ def _claim(out: Path, settings: Settings, count: int) -> None:
             )
     elif out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} is not empty and holds no phantom; choose a new folder.")
+    for leftover in out.glob("*/.part-*.png"):  # of a run that was killed while it wrote
+        leftover.unlink(missing_ok=True)
     labels = {"labels": list(DISEASES), "mask_bits": MASK_BITS}
     write_json(out / SETTINGS, {**wanted, "count": count, **labels})
 
