@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from afire.config import HeadConfig
 from afire.errors import UserError
+from afire.model.precision import at_least_float32, full_precision
 
 
 class ProjectionHead(nn.Module):
@@ -34,7 +35,7 @@ class ProjectionHead(nn.Module):
     def features(self, tokens: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, F) of length one, in float32 at least."""
         projected: Tensor = self.mlp(tokens)
-        return F.normalize(projected.float(), dim=-1)
+        return F.normalize(at_least_float32(projected), dim=-1)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, L, D) -> logits (B, L, K) in [-1, 1]."""
@@ -57,15 +58,17 @@ class ClusterLayer(nn.Module):
         nn.init.normal_(self.weight, std=self.weight.shape[-1] ** -0.5, generator=generator)
 
     def forward(self, features: Tensor) -> Tensor:
-        # Dividing the products by the rows' lengths is weight normalisation without a second copy of the weight,
-        # which for per_position is by far the largest tensor of the head.
-        lengths: Tensor = torch.linalg.vector_norm(self.weight, dim=-1).clamp_min(1e-12)
-        if self.weight.ndim == 2:
-            return F.linear(features, self.weight).float() / lengths
-        if features.shape[1] != len(self.weight):
+        if self.weight.ndim == 3 and features.shape[1] != len(self.weight):
             raise UserError(
                 f"a per_position head of {len(self.weight)} positions cannot take {features.shape[1]} tokens;"
                 " use films of the size it was made for, or head.form shared."
             )
-        products = torch.bmm(features.transpose(0, 1), self.weight.transpose(1, 2))
-        return (products.float() / lengths[:, None]).transpose(0, 1)
+        # In float32: cosines are divided by temperatures down to 0.04, where bfloat16's digits would be worth 0.1.
+        with full_precision(features):
+            # Dividing the products by the rows' lengths is weight normalisation without a second copy of the weight,
+            # which for per_position is by far the largest tensor of the head.
+            lengths: Tensor = torch.linalg.vector_norm(self.weight, dim=-1).clamp_min(1e-12)
+            if self.weight.ndim == 2:
+                return F.linear(features, self.weight) / lengths
+            products = torch.bmm(features.transpose(0, 1), self.weight.transpose(1, 2))
+            return (products / lengths[:, None]).transpose(0, 1)

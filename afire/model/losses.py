@@ -39,9 +39,8 @@ def structure_loss(
     allowed, that receive no gradient. With ``cosine`` both are features instead. Zero without normal tokens.
     """
     with full_precision(log_q):
-        queries_BLK = _queries(log_q, similarity)
-        scores_BLL = queries_BLK @ _prototype_keys(prototypes, similarity, temperature).T
-        return _structure(scores_BLL, abnormal)
+        queries_LBK = _queries(_by_position(log_q), similarity)
+        return _structure(queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T, abnormal.T)
 
 
 def category_loss(
@@ -61,10 +60,11 @@ def category_loss(
     ``abnormal_consistency`` adds the same for abnormal tokens among themselves (the paper's ablation, which hurts).
     """
     with full_precision(log_q):
-        queries_BLK = _queries(log_q, similarity)
-        own_BL = (queries_BLK * _prototype_keys(prototypes, similarity, temperature)).sum(dim=-1)
+        keys_LBK = _by_position(log_q)
+        queries_LBK = _queries(keys_LBK, similarity)
+        own_LB = (queries_LBK @ _prototype_keys(prototypes, similarity, temperature)[..., None]).squeeze(-1)
         scale = _sign(similarity) / temperature
-        return _category(queries_BLK, at_least_float32(log_q), own_BL, abnormal, scale, abnormal_consistency)
+        return _category(queries_LBK, keys_LBK, own_LB, abnormal.T, scale, abnormal_consistency)
 
 
 def token_losses(
@@ -77,40 +77,45 @@ def token_losses(
 ) -> tuple[Tensor, Tensor]:
     """:func:`structure_loss` and :func:`category_loss` in one go: they share q and the scores against c_j."""
     with full_precision(log_q):
-        queries_BLK = _queries(log_q, similarity)
-        scores_BLL = queries_BLK @ _prototype_keys(prototypes, similarity, temperature).T
-        own_BL = scores_BLL.diagonal(dim1=1, dim2=2)
-        keys_BLK, scale = at_least_float32(log_q), _sign(similarity) / temperature
-        category = _category(queries_BLK, keys_BLK, own_BL, abnormal, scale, abnormal_consistency)
-        return _structure(scores_BLL, abnormal), category
+        keys_LBK = _by_position(log_q)
+        queries_LBK = _queries(keys_LBK, similarity)
+        scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
+        own_LB = scores_LBL.diagonal(dim1=0, dim2=2).T
+        scale = _sign(similarity) / temperature
+        category = _category(queries_LBK, keys_LBK, own_LB, abnormal.T, scale, abnormal_consistency)
+        return _structure(scores_LBL, abnormal.T), category
 
 
-def _structure(scores_BLL: Tensor, abnormal_BL: Tensor) -> Tensor:
-    """``scores_BLL[i, j, l]`` = log f(q_ij, c_l)."""
-    B, L = abnormal_BL.shape
-    own_position = torch.arange(L, device=scores_BLL.device).expand(B, L)
-    target_BL = own_position.masked_fill(abnormal_BL, -100)
-    summed = F.cross_entropy(scores_BLL.view(B * L, L), target_BL.flatten(), ignore_index=-100, reduction="sum")
-    return _global_mean(summed, ~abnormal_BL)
+def _by_position(values: Tensor) -> Tensor:
+    """(B, L, K) -> (L, B, K), laid out so: one copy here instead of one inside each product and its backward."""
+    return at_least_float32(values).transpose(0, 1).contiguous()
+
+
+def _structure(scores_LBL: Tensor, abnormal_LB: Tensor) -> Tensor:
+    """``scores_LBL[j, i, l]`` = log f(q_ij, c_l)."""
+    L, B = abnormal_LB.shape
+    own_position = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
+    target_LB = own_position.masked_fill(abnormal_LB, -100)
+    summed = F.cross_entropy(scores_LBL.view(L * B, L), target_LB.flatten(), ignore_index=-100, reduction="sum")
+    return _global_mean(summed, ~abnormal_LB)
 
 
 def _category(
-    queries_BLK: Tensor, keys_BLK: Tensor, own_BL: Tensor, abnormal_BL: Tensor, scale: float, abnormal_consistency: bool
+    queries_LBK: Tensor, keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor, scale: float, abnormal_consistency: bool
 ) -> Tensor:
-    """``own_BL[b, j]`` = log f(q_bj, c_j). Anchors are the images of this process, the others those of all (G)."""
-    all_keys_GLK, all_own_GL = distributed.gather(keys_BLK), distributed.gather(own_BL)
-    all_abnormal_GL = distributed.gather(abnormal_BL.to(torch.uint8)).bool()
-    towards_prototype_L = torch.logsumexp(all_own_GL.masked_fill(~all_abnormal_GL, _NOTHING), dim=0)
-    normal_sum, abnormal_sum = _category_sums(
-        queries_BLK.transpose(0, 1),
-        all_keys_GLK.transpose(0, 1),
-        abnormal_BL.T,
-        all_abnormal_GL.T,
-        towards_prototype_L,
-        scale,
-    )
-    loss = _global_mean(normal_sum, ~abnormal_BL)
-    return loss + _global_mean(abnormal_sum, abnormal_BL) if abnormal_consistency else loss
+    """``own_LB[j, b]`` = log f(q_bj, c_j). Anchors are the images of this process, the others those of all (G)."""
+    keys_LGK, own_LG = _gather_images(keys_LBK), _gather_images(own_LB)
+    all_abnormal_LG = _gather_images(abnormal_LB.to(torch.uint8)).bool()
+    towards_prototype_L = _log_sum(own_LG.masked_fill(~all_abnormal_LG, _NOTHING))
+    tensors = (queries_LBK, keys_LGK, abnormal_LB, all_abnormal_LG, towards_prototype_L)
+    normal_sum, abnormal_sum = _category_sums(*tensors, scale)
+    loss = _global_mean(normal_sum, ~abnormal_LB)
+    return loss + _global_mean(abnormal_sum, abnormal_LB) if abnormal_consistency else loss
+
+
+def _gather_images(tensor: Tensor) -> Tensor:
+    """(L, B, ...) of each process -> (L, G, ...) of all."""
+    return distributed.gather(tensor.transpose(0, 1)).transpose(0, 1) if distributed.world_size() > 1 else tensor
 
 
 def _category_sums(
@@ -144,8 +149,8 @@ def _category_chunk(
 ) -> tuple[Tensor, Tensor]:
     scores_LBG = torch.bmm(queries_LBK, keys_LGK.transpose(1, 2)) * scale
     others_abnormal = all_abnormal_LG[:, None]
-    to_normal = torch.logsumexp(scores_LBG.masked_fill(others_abnormal, _NOTHING), dim=-1)
-    to_abnormal = torch.logsumexp(scores_LBG.masked_fill(~others_abnormal, _NOTHING), dim=-1)
+    to_normal = _log_sum(scores_LBG.masked_fill(others_abnormal, _NOTHING))
+    to_abnormal = _log_sum(scores_LBG.masked_fill(~others_abnormal, _NOTHING))
     negatives = torch.logaddexp(to_abnormal, towards_prototype_L[:, None])
     normal_losses = F.softplus(negatives - to_normal).masked_fill(abnormal_LB, 0)
     abnormal_losses = F.softplus(to_normal - to_abnormal).masked_fill(~abnormal_LB, 0)
@@ -176,9 +181,15 @@ def surprise(log_q: Tensor, prototypes: Tensor) -> Tensor:
         return -(at_least_float32(log_q).exp() * _log_floored(prototypes)).sum(dim=-1)
 
 
+def _log_sum(exponents: Tensor) -> Tensor:
+    """logsumexp over the last dimension. A term below e^-80 of the largest counts as e^-80, that is as nothing:
+    exp is many times slower where its result underflows, as it would for all that is masked."""
+    largest = exponents.detach().amax(dim=-1, keepdim=True)
+    return (exponents - largest).clamp_min(-80).exp().sum(dim=-1).log() + largest.squeeze(-1)
+
+
 def _queries(log_q: Tensor, similarity: Similarity) -> Tensor:
-    values = at_least_float32(log_q)
-    return values if similarity == "cosine" else values.exp()
+    return log_q if similarity == "cosine" else log_q.exp()
 
 
 def _prototype_keys(prototypes: Tensor, similarity: Similarity, temperature: float) -> Tensor:

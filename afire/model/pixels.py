@@ -11,6 +11,7 @@ from afire.errors import UserError
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 _SMALLEST_STD = 1e-3  # of a blank film
+_TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in [0, 255] does not
 
 
 class Normalise(nn.Module):
@@ -61,7 +62,7 @@ def check_films(images: Tensor, channels: int, what: str) -> None:
     if len(images) == 0:
         raise UserError(f"{what} are an empty batch.")
     low, high = torch.stack(images.detach().aminmax()).tolist()
-    if not (low >= 0 and high <= 1):  # written so that NaN fails too
+    if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # written so that NaN fails too
         raise UserError(
             f"{what} lie between {low:.4g} and {high:.4g}, but should lie in [0, 1];"
             " hand over films before any normalisation, which the model does itself."

@@ -1,0 +1,77 @@
+"""Shared by the benchmarks of the model: times side by side in one run, and where they were taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Clock = Callable[[], float]
+# Time of the wall, or of this process alone: fairer on a busy machine, but threads that wait for work count in it.
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def seconds(function: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    start = clock()
+    function()
+    return clock() - start
+
+
+def interleaved(
+    functions: Mapping[str, Callable[[], object]], repetitions: int, clock: Clock = time.perf_counter
+) -> dict[str, list[float]]:
+    """Seconds of each function, taken in turns so that a busy moment of the machine meets all of them."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repetitions):
+        for name, function in functions.items():
+            times[name].append(seconds(function, clock))
+    return times
+
+
+def median_ratio(slow: list[float], fast: list[float]) -> float:
+    """Median of the ratios of neighbouring repetitions."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def peak_megabytes() -> float:
+    """The most memory this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024 if platform.system() != "Darwin" else peak / 1024**2
+
+
+def machine() -> dict[str, Any]:
+    """What a number depends on."""
+    info: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if hasattr(os, "getloadavg"):
+        info["load"] = round(os.getloadavg()[0], 2)
+    return info
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def report(result: Mapping[str, Any], file: Path | None) -> None:
+    """Print ``result`` and, with a file, write it there as JSON."""
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    if file is not None:
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
