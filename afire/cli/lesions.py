@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +11,13 @@ import typer
 from afire.cli.options import ConfigFile, Preset, Quiet, Root, Seed, Set, Verbose
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from afire.config import LesionConfig
+    from afire.data.dataset import Films
     from afire.data.manifest import Manifest
 
+_log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Synthetic lesions: look at what the model is trained to find.")
 
 
@@ -59,9 +64,8 @@ def preview(
         raise UserError(
             f"size {films.size} is not a multiple of encoder.patch_size {patch_size}; choose another --size."
         )
-    rows = _choose(films.manifest, count, seed)
+    rows, images = _read(films, _in_random_order(films.manifest, seed), count)
     lesions = settings.lesions.model_copy(update={"views": 1})
-    images = films.batch(rows)
     lesioned, masks = synthesize_keyed(images, seed=seed, epoch=0, indices=rows, config=lesions)
     abnormal = token_labels(masks, patch_size)
     names = [str(name) for name in films.manifest.table["image"].iloc[rows]]
@@ -70,14 +74,33 @@ def preview(
     typer.echo(f"{out}: {len(rows)} films, {100 * float(abnormal.float().mean()):.0f} % of tokens abnormal")
 
 
-def _choose(manifest: Manifest, count: int, seed: int) -> list[int]:
-    """Rows of films to show, in order: normal ones if any are marked so."""
+def _in_random_order(manifest: Manifest, seed: int) -> list[int]:
+    """Rows of films worth showing: normal ones if any are marked so."""
     import numpy as np
 
     normal = np.flatnonzero(manifest.table["normal"].to_numpy() == 1.0)
     rows = normal if len(normal) else np.arange(len(manifest))
-    chosen = np.random.default_rng(seed).choice(rows, size=min(count, len(rows)), replace=False)
-    return [int(row) for row in np.sort(chosen)]
+    return [int(row) for row in np.random.default_rng(seed).permutation(rows)]
+
+
+def _read(films: Films, rows: list[int], count: int) -> tuple[list[int], Tensor]:
+    """The first ``count`` films that can be read, and their rows. One broken film should not hide all the others."""
+    import torch
+
+    from afire.errors import ImageError
+
+    read: dict[int, Tensor] = {}
+    for row in rows:
+        try:
+            read[row] = films[row]
+        except ImageError as error:
+            _log.warning("left out: %s", error)
+        if len(read) == count:
+            break
+    if not read:
+        raise ImageError(f"none of the {len(rows)} films could be read; see the reasons above.")
+    chosen = sorted(read)
+    return chosen, torch.stack([read[row] for row in chosen])
 
 
 def _describe(config: LesionConfig) -> str:

@@ -42,7 +42,7 @@ def lesion_sheet(
     white = max(float(masks.max()), 1e-6)  # one scale for the sheet: faint lesions show, and rows compare
     for row in range(len(films)):
         top = _HEADER + row * (cell + _CAPTION + _GAP)
-        pictures = _row(films[row], masks[row] / white, lesioned[row], abnormal[row], patch_size)
+        pictures = _row(films[row], masks[row] / white, lesioned[row], abnormal[row], patch_size, enlarge)
         notes = (
             captions[row],
             f"largest {float(masks[row].max()):.2f} (brightest colour {white:.2f})",
@@ -51,7 +51,7 @@ def lesion_sheet(
         )
         for column, (picture, note) in enumerate(zip(pictures, notes, strict=True)):
             left = _GAP + column * (cell + _GAP)
-            sheet.paste(_image(picture, enlarge), (left, top))
+            sheet.paste(_image(picture), (left, top))
             draw.text((left, top + cell + 3), _shortened(note, draw, cell), _FAINT_INK, font=_font(12))
     return sheet
 
@@ -68,15 +68,21 @@ def save_sheet(sheet: Image.Image, path: Path) -> None:
     write_atomic(path, lambda temporary: sheet.save(temporary, format="PNG"))
 
 
-def _row(film: Tensor, mask: Tensor, lesioned: Tensor, abnormal: Tensor, patch_size: int) -> list[Picture]:
-    normal, changed = _gray(film), _gray(lesioned)
-    colours = matplotlib.colormaps["magma"](mask[0].float().cpu().numpy())[..., :3].astype(np.float32)
-    return [normal, colours, changed, _overlay(changed, abnormal, patch_size)]
+def _row(
+    film: Tensor, mask: Tensor, lesioned: Tensor, abnormal: Tensor, patch_size: int, enlarge: int
+) -> list[Picture]:
+    normal, changed = _gray(film, enlarge), _gray(lesioned, enlarge)
+    colours = matplotlib.colormaps["magma"](_enlarged(mask[0], enlarge))[..., :3].astype(np.float32)
+    return [normal, colours, changed, _overlay(changed, abnormal, patch_size * enlarge)]
 
 
-def _gray(image: Tensor) -> Picture:
-    gray = image.float().mean(0).cpu().numpy()
-    return np.repeat(gray[..., None], 3, axis=2)
+def _gray(image: Tensor, enlarge: int) -> Picture:
+    return np.repeat(_enlarged(image.float().mean(0), enlarge)[..., None], 3, axis=2)
+
+
+def _enlarged(image: Tensor, times: int) -> NDArray[np.float32]:
+    values: NDArray[np.float32] = image.float().cpu().numpy()
+    return values.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _overlay(picture: Picture, abnormal: Tensor, patch_size: int) -> Picture:
@@ -90,9 +96,8 @@ def _overlay(picture: Picture, abnormal: Tensor, patch_size: int) -> Picture:
     return np.where(lines[..., None], result * 0.75 + 0.12, result).astype(np.float32)
 
 
-def _image(picture: Picture, enlarge: int) -> Image.Image:
-    image = Image.fromarray((picture.clip(0, 1) * 255).round().astype(np.uint8))
-    return image.resize((image.width * enlarge, image.height * enlarge), Image.Resampling.NEAREST)
+def _image(picture: Picture) -> Image.Image:
+    return Image.fromarray((picture.clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:

@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.cli.lesions import _choose
+from afire.cli.lesions import _in_random_order
 from afire.data.manifest import make_manifest
 from afire.errors import UserError
 
@@ -44,10 +44,24 @@ def test_draws_a_sheet_that_repeats(folder: Path, tmp_path: Path) -> None:
 def test_normal_films_are_preferred(folder: Path, tmp_path: Path) -> None:
     table = pd.DataFrame({"image": [f"{number}.png" for number in range(5)], "normal": [0.0, 1.0, 0.0, None, 1.0]})
     manifest = make_manifest(table, folder)
-    assert all(_choose(manifest, 2, seed) == [1, 4] for seed in range(5))
-    assert _choose(manifest, 99, seed=0) == [1, 4]
+    assert {tuple(sorted(_in_random_order(manifest, seed))) for seed in range(5)} == {(1, 4)}
     unknown = make_manifest(table.drop(columns="normal"), folder)
-    assert {row for seed in range(60) for row in _choose(unknown, 1, seed)} == {0, 1, 2, 3, 4}
+    assert {_in_random_order(unknown, seed)[0] for seed in range(60)} == {0, 1, 2, 3, 4}
+
+
+def test_a_broken_film_is_left_out(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        Image.fromarray(np.eye(64, dtype=np.uint8) * 200).save(tmp_path / f"{name}.png")
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "broken.png").write_bytes(whole[: len(whole) // 2])
+    done = preview("--data", tmp_path, "--out", tmp_path / "out" / "sheet.png", "--preset", "tiny", "--count", 3)
+    assert done.exit_code == 0, done.exception
+    assert "2 films" in done.stdout
+    assert "broken.png" in done.output
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(whole[:60])
+    none = preview("--data", tmp_path, "--out", tmp_path / "out2" / "sheet.png", "--preset", "tiny")
+    assert isinstance(none.exception, UserError) and not (tmp_path / "out2").exists()
 
 
 @pytest.mark.parametrize(
