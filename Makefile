@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
-DEMO_FILMS ?= 400
+DEMO_FILMS ?= 600
+DEMO_EPOCHS ?= 60
 WORKERS ?= 2
 
 .PHONY: demo test lint bench docs clean
@@ -26,7 +27,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 demo: $(READY)
-	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(DEMO_FILMS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(DEMO_FILMS) $(DEMO_EPOCHS)
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -40,7 +40,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         manifest = read_manifest(options.data) if options.data else draw_jpegs(Path(name) / "films", 256)
-        manifest = manifest.where(manifest.table.index < 512)
+        manifest = manifest.where(manifest.table.index.to_series() < 512)
         pack(manifest, Path(name) / "pack", PackSettings(size=224))
         packed, decoded = PackedFilms(Path(name) / "pack"), DecodedFilms(manifest, 224)
         rng = np.random.default_rng(0)

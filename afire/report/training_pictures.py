@@ -54,6 +54,7 @@ def restorations(view: EpochView) -> Figure:
         "restored": (restored, "gray", 0.0, 1.0),
         "lesioned − restored": (lesioned - restored, "RdBu_r", -0.5, 0.5),
     }
+    figure: Figure
     figure, axes = plt.subplots(count, len(columns), figsize=(2.1 * len(columns), 2.15 * count), squeeze=False)
     for column, (title, (films, colours, low, high)) in enumerate(columns.items()):
         axes[0, column].set_title(title, fontsize=10)
@@ -72,6 +73,7 @@ def prototype_map(model: AFiRe, epoch: int) -> Figure:
     likeliest = prototypes.argmax(dim=1).view(rows, columns).numpy()
     entropy = (torch.special.entr(prototypes).sum(1) / np.log(prototypes.shape[1])).view(rows, columns).numpy()
     used, numbered = np.unique(likeliest, return_inverse=True)
+    figure: Figure
     figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.6))
     axes[0].imshow(numbered.reshape(rows, columns), cmap="tab20" if len(used) <= 20 else "nipy_spectral")
     axes[0].set_title(f"epoch {epoch}: likeliest cluster ({len(used)} of {prototypes.shape[1]})", fontsize=9)
