@@ -71,7 +71,8 @@ def preview(
     names = [str(name) for name in films.manifest.table["image"].iloc[rows]]
     title = f"{_describe(lesions)}   |   {films.size} px, patch {patch_size}, seed {seed}"
     save_sheet(lesion_sheet(images, masks, lesioned, abnormal, patch_size, title, names), out)
-    typer.echo(f"{out}: {len(rows)} films, {100 * float(abnormal.float().mean()):.0f} % of tokens abnormal")
+    films_shown = f"{len(rows)} film{'s' if len(rows) > 1 else ''}"
+    typer.echo(f"{out}: {films_shown}, {100 * float(abnormal.float().mean()):.0f} % of tokens abnormal")
 
 
 def _in_random_order(manifest: Manifest, seed: int) -> list[int]:
