@@ -77,11 +77,15 @@ def _file_features(table: pd.DataFrame, measured: pd.DataFrame) -> Facts:
     ]
 
 
+# The size before resizing is used above; the row in a pack says where a film is kept, not what it is.
+_NOT_FACTS = ("orig_width", "orig_height", "pack_row")
+
+
 def _meta_features(table: pd.DataFrame) -> Facts:
     facts: Facts = []
     for column in table.columns:
         name = str(column).removeprefix(META_PREFIX)
-        if not str(column).startswith(META_PREFIX) or name in ("orig_width", "orig_height"):
+        if not str(column).startswith(META_PREFIX) or name in _NOT_FACTS:
             continue
         values = table[column]
         if name == "sex":
