@@ -7,10 +7,13 @@ import sys
 
 import typer
 
+from afire.cli import compare as compare_command
 from afire.cli import config as config_command
 from afire.cli import data as data_commands
+from afire.cli import embed as embed_command
 from afire.cli import lesions as lesion_commands
 from afire.cli import pretrain as pretrain_command
+from afire.cli import probe as probe_command
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 
@@ -26,6 +29,9 @@ app = typer.Typer(
 app.add_typer(data_commands.app, name="data")
 app.add_typer(lesion_commands.app, name="lesions")
 app.command("pretrain")(pretrain_command.pretrain)
+app.command("embed")(embed_command.embed)
+app.command("probe")(probe_command.probe)
+app.command("compare")(compare_command.compare)
 app.command("config")(config_command.config)
 
 

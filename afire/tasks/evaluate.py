@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from afire.data.manifest import Manifest
 from afire.tasks import metrics as m
-from afire.tasks.results import SCORE, TRUTH, Estimate, RunResult, estimate
-from afire.tasks.runs import Run
+from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate
+from afire.tasks.runs import Run, joint_hash, split_hash, test_hash
+from afire.training.run_folder import environment
 
 Floats = NDArray[np.float64]
 
@@ -93,15 +94,48 @@ def bootstrap_values(
 
     A draw weighs a patient's films alike in all runs, so that what the runs share does not average out.
     """
-    everyone, index = np.unique(np.concatenate([test.patients for test in tests]).astype(str), return_inverse=True)
-    ends = np.cumsum([len(test.patients) for test in tests])
-    of_run = np.split(index, ends[:-1])
+    everyone, of_run = _index_patients([test.patients for test in tests])
 
     def statistic(weights_BP: Floats) -> dict[str, Floats]:
         found = [_with_macro(test, weights_BP[:, rows]) for test, rows in zip(tests, of_run, strict=True)]
         return {name: _mean_over_runs(np.stack([one[name] for one in found])) for name in m.METRICS}
 
-    return m.bootstrap(statistic, everyone.astype(object), generator, draws)
+    return m.bootstrap(statistic, everyone, generator, draws)
+
+
+def bootstrap_means(
+    values: Sequence[Mapping[str, Floats]],
+    patients: Sequence[NDArray[np.object_]],
+    generator: np.random.Generator,
+    draws: int = m.DRAWS,
+) -> dict[str, Floats]:
+    """Means over films of named values, averaged over runs, in every draw of patients: (B,) each.
+
+    ``values`` has for each run its named values (N,), NaN where a film has none; ``patients`` the films' patients.
+    """
+    everyone, of_run = _index_patients(patients)
+
+    def statistic(weights_BP: Floats) -> dict[str, Floats]:
+        found: dict[str, list[Floats]] = {name: [] for name in values[0]}
+        for run, rows in zip(values, of_run, strict=True):
+            for name, column in run.items():
+                known = ~np.isnan(column)
+                weights = weights_BP[:, rows[known]]
+                total = weights.sum(axis=1)
+                means = np.divide(weights @ column[known], total, out=np.full(len(total), np.nan), where=total > 0)
+                found[name].append(means)
+        return {name: _mean_over_runs(np.stack(means)) for name, means in found.items()}
+
+    return m.bootstrap(statistic, everyone, generator, draws)
+
+
+def _index_patients(
+    patients: Sequence[NDArray[np.object_]],
+) -> tuple[NDArray[np.object_], list[NDArray[np.int64]]]:
+    """All patients of all runs, sorted, and for each run the patient number of each film."""
+    everyone, index = np.unique(np.concatenate(patients).astype(str), return_inverse=True)
+    ends = np.cumsum([len(run) for run in patients])
+    return everyone.astype(object), list(np.split(index, ends[:-1]))
 
 
 def _mean_over_runs(values_RBC: Floats) -> Floats:
@@ -143,3 +177,42 @@ def _predictions(manifest: Manifest, names: Sequence[str], truth: Floats, outcom
             columns |= {f"{SCORE}{name}": scores[:, c] for c, name in enumerate(names)}
             frames.append(pd.concat([frame, pd.DataFrame(columns)], axis=1))
     return pd.concat(frames, ignore_index=True)
+
+
+def classification_result(
+    evaluation: Evaluation,
+    *,
+    task: str,
+    method: str,
+    name: str,
+    data: Mapping[str, Any],
+    manifest: Manifest,
+    planned: Sequence[Run],
+    weights_name: str,
+    weights_report: str,
+    labels: Sequence[str],
+    fraction: float,
+    config: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> Result:
+    """A :class:`~afire.tasks.results.Result` with its hashes, environment and command filled in."""
+    state = environment()
+    weights_hash = joint_hash([run.weights_hash for run in evaluation.runs])
+    return Result(
+        task=task,
+        method=method,
+        name=name,
+        data=dict(data),
+        split_hash=split_hash(planned),
+        test_hash=test_hash(manifest, planned),
+        weights={"name": weights_name, "hash": weights_hash, "report": weights_report},
+        labels=list(labels),
+        fraction=fraction,
+        config=dict(config),
+        runs=evaluation.runs,
+        metrics=evaluation.metrics,
+        per_label=evaluation.per_label,
+        command=state.pop("command"),
+        environment=state,
+        notes=list(notes),
+    )

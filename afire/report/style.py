@@ -1,0 +1,79 @@
+"""One look for all figures of results: quiet axes, colours that colour-blind readers can tell apart, PNG and PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from afire.files import write_atomic
+
+# Okabe and Ito, without yellow, which is too pale for lines on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+INK, FAINT = "#333333", "#B8B8B8"
+_SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "pdf.fonttype": 42,  # text stays text in the PDF
+    "savefig.facecolor": "white",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw figures in the look of this module."""
+    with plt.rc_context(_SETTINGS):
+        yield
+
+
+def panels(count: int, side: float = 2.1, most_columns: int = 5) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` square panels in rows, and its axes in reading order."""
+    columns = min(count, most_columns)
+    rows = -(-count // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(side * columns + 0.6, side * rows + 0.6), squeeze=False, sharex=True, sharey=True
+    )
+    axes = list(grid.flat)
+    for number, axis in enumerate(axes[count:], start=count):
+        axis.set_visible(False)
+        axes[number - columns].tick_params(labelbottom=True)  # nothing below it any more: it carries the numbers
+    return figure, axes[:count]
+
+
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem``.png and ``stem``.pdf, each whole or not at all, and forget the figure."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
+    for path in paths:
+        write_atomic(path, partial(_save, figure))
+    plt.close(figure)
+    return paths
+
+
+def _save(figure: Figure, path: Path) -> None:
+    # Without a date the same figure is the same file.
+    figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)

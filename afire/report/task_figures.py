@@ -1,0 +1,228 @@
+"""Figures of classification results: ROC, calibration, and each label's metric; of one result or of several.
+
+Everything is drawn from ``predictions.parquet`` and ``result.json``. N films, C labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from afire.report.style import COLOURS, FAINT, INK, MARKERS, panels, save_figure, style
+from afire.report.words import METRIC_WORDS
+from afire.tasks.metrics import DRAWS, interval, patient_draws
+from afire.tasks.results import SCORE, TRUTH, Result
+
+Floats = NDArray[np.float64]
+_GRID = np.linspace(0, 1, 101)
+_BINS = 10
+_BAND_DRAWS = 300
+
+
+def write_figures(out: Path, result: Result, predictions: pd.DataFrame) -> list[Path]:
+    """Draw the figures of a result into its folder: ROC and calibration where there are scores, and the labels."""
+    paths: list[Path] = []
+    with style():
+        if any(name.startswith(SCORE) for name in predictions.columns):
+            paths += save_figure(roc_figure(result, predictions), out / "roc")
+            paths += save_figure(calibration_figure(result, predictions), out / "calibration")
+        if len(result.labels) > 1 and "auc" in result.metrics:
+            paths += save_figure(label_figure([result]), out / "labels")
+    return paths
+
+
+def roc_figure(result: Result, predictions: pd.DataFrame) -> Figure:
+    """A panel for each label: the curve averaged over runs, its 95 % band over patients, and the single runs."""
+    figure, axes = _label_panels(result)
+    test = predictions[predictions["part"] == "test"]
+    for axis, label in zip(axes, result.labels, strict=True):
+        axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+        curves = _roc_curves(test, label)
+        if curves:
+            low, high = _roc_band(test, label)
+            axis.fill_between(_GRID, low, high, color=COLOURS[0], alpha=0.15, linewidth=0)
+            if len(curves) > 1:
+                for curve in curves:
+                    axis.plot(_GRID, curve, color=COLOURS[0], linewidth=0.5, alpha=0.5)
+            axis.plot(np.r_[0, _GRID], np.r_[0, np.mean(curves, axis=0)], color=COLOURS[0], linewidth=1.6)
+        _title(axis, label, f"AUC {_number(result.per_label[label]['auc'].mean)}")
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+        _unit_ticks(axis)
+    _outer_labels(figure, "false positive rate", "true positive rate")
+    return figure
+
+
+def calibration_figure(result: Result, predictions: pd.DataFrame) -> Figure:
+    """A panel for each label: predicted against observed share in ten equally full bins, with 95 % intervals."""
+    figure, axes = _label_panels(result)
+    test = predictions[predictions["part"] == "test"]
+    for axis, label in zip(axes, result.labels, strict=True):
+        axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+        known = test[test[TRUTH + label].notna()]
+        scores, truth = known[SCORE + label].to_numpy(np.float64), known[TRUTH + label].to_numpy(np.float64)
+        runs = max(known["run"].nunique(), 1)
+        predicted, observed, low, high, gap = reliability(scores, truth, runs)
+        if len(predicted):
+            bars = np.stack([observed - low, high - observed])
+            axis.errorbar(predicted, observed, bars, fmt="none", ecolor=COLOURS[0], elinewidth=0.8, alpha=0.6)
+            axis.plot(predicted, observed, color=COLOURS[0], marker="o", markersize=3.5, linewidth=1.2)
+            _score_strip(axis, scores)
+        _title(axis, label, f"ECE {_number(gap)}")
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+        _unit_ticks(axis)
+    _outer_labels(figure, "predicted probability", "share of films with the finding")
+    return figure
+
+
+def label_figure(results: Sequence[Result], metric: str = "auc", names: Sequence[str] | None = None) -> Figure:
+    """Each label's metric with its 95 % interval, and the mean of all; several results side by side."""
+    names = list(names or [result.name for result in results])
+    labels = _by_value(results[0], metric)
+    rows = ["mean of labels", *labels] if len(labels) > 1 else labels
+    count = len(results)
+    thickness = 0.8 / count
+    figure: Figure = plt.figure(figsize=(6.4, 0.9 + len(rows) * max(0.27, 0.15 * count)))
+    axis = figure.subplots()
+    base = 0.5 if metric == "auc" else 0.0
+    for number, result in enumerate(results):
+        found = [result.metrics[metric] if row == "mean of labels" else result.per_label[row][metric] for row in rows]
+        means = np.array([one.mean for one in found])
+        spread = np.array([[one.mean - one.low for one in found], [one.high - one.mean for one in found]]).clip(0)
+        places = np.arange(len(rows)) + (number - (count - 1) / 2) * thickness
+        colour = COLOURS[number % len(COLOURS)]
+        # Bars begin at chance: a finding that is ranked worse than by a coin points to the left.
+        axis.barh(places, means - base, thickness * 0.86, left=base, color=colour, alpha=0.35, linewidth=0)
+        marker = MARKERS[number % len(MARKERS)]
+        axis.errorbar(
+            means, places, xerr=spread, fmt=marker, color=colour, markersize=3.5, elinewidth=1, label=names[number]
+        )
+        if count == 1:
+            for place, mean, high in zip(places, means, means + np.nan_to_num(spread[1]), strict=True):
+                axis.text(high + 0.012, place, _number(mean), va="center", fontsize=7.5)
+    axis.axvline(base, color=INK, linewidth=0.8)
+    axis.set_yticks(np.arange(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_xlabel(f"{METRIC_WORDS.get(metric, metric)}, mean of {_runs(results)}, 95 % interval over patients")
+    axis.tick_params(axis="y", length=0)
+    axis.spines["left"].set_visible(False)
+    if len(rows) > 1:
+        axis.axhline(0.5, color=FAINT, linewidth=0.8)
+    if count > 1:
+        figure.legend(loc="outside upper left", ncols=min(count, 3))
+    return figure
+
+
+def reliability(scores_N: Floats, truth_N: Floats, runs: int = 1) -> tuple[Floats, Floats, Floats, Floats, float]:
+    """Mean prediction, observed share and its 95 % (Wilson) interval in each bin, and the expected calibration error.
+
+    Bins hold equally many films; fewer than ten where scores repeat. Films come back in every run, so an interval is
+    that of ``1 / runs`` of the rows.
+    """
+    if len(scores_N) == 0:
+        nothing: Floats = np.empty(0)
+        return nothing, nothing, nothing, nothing, float("nan")
+    edges = np.unique(np.quantile(scores_N, np.linspace(0, 1, _BINS + 1)))
+    number = np.clip(np.searchsorted(edges, scores_N, side="right") - 1, 0, max(len(edges) - 2, 0))
+    counts = np.bincount(number, minlength=max(len(edges) - 1, 1)).astype(np.float64)
+    filled = counts > 0
+    predicted = np.bincount(number, scores_N, minlength=len(counts))[filled] / counts[filled]
+    observed = np.bincount(number, truth_N, minlength=len(counts))[filled] / counts[filled]
+    films = counts[filled] / runs
+    low, high = _wilson(observed, films)
+    gap = float((np.abs(predicted - observed) * counts[filled]).sum() / counts.sum())
+    return predicted, observed, low, high, gap
+
+
+def _wilson(share: Floats, films: Floats) -> tuple[Floats, Floats]:
+    z2 = 1.96**2
+    centre = (share + z2 / (2 * films)) / (1 + z2 / films)
+    half = 1.96 * np.sqrt(share * (1 - share) / films + z2 / (4 * films**2)) / (1 + z2 / films)
+    return np.minimum(centre - half, share), np.maximum(centre + half, share)
+
+
+def roc_curve(scores_N: Floats, truth_N: Floats, weights_N: Floats | None = None) -> Floats:
+    """True positive rate at each false positive rate of a fixed grid (101,)."""
+    weights = np.ones(len(scores_N)) if weights_N is None else weights_N
+    order = np.argsort(-scores_N, kind="stable")
+    ends = np.flatnonzero(np.r_[np.diff(scores_N[order]) != 0, True])
+    positive = (truth_N[order] == 1) * weights[order]
+    negative = (truth_N[order] == 0) * weights[order]
+    hits, alarms = np.cumsum(positive)[ends], np.cumsum(negative)[ends]
+    curve: Floats = np.interp(_GRID, np.r_[0, alarms] / alarms[-1], np.r_[0, hits] / hits[-1])
+    return curve
+
+
+def _roc_curves(test: pd.DataFrame, label: str) -> list[Floats]:
+    curves = []
+    for _, run in test.groupby("run", sort=False):
+        known = run[run[TRUTH + label].notna()]
+        truth = known[TRUTH + label].to_numpy(np.float64)
+        if 0 < truth.sum() < len(truth):
+            curves.append(roc_curve(known[SCORE + label].to_numpy(np.float64), truth))
+    return curves
+
+
+def _roc_band(test: pd.DataFrame, label: str) -> tuple[Floats, Floats]:
+    """95 % of the curves over draws of patients, the same draw in every run."""
+    known = test[test[TRUTH + label].notna()]
+    scores, truth = known[SCORE + label].to_numpy(np.float64), known[TRUTH + label].to_numpy(np.float64)
+    run = known["run"].to_numpy()
+    patients = known["patient"].to_numpy(dtype=object)
+    curves = []
+    for block in patient_draws(patients, np.random.default_rng(0), min(_BAND_DRAWS, DRAWS)):
+        for weights in block:
+            parts = [run == name for name in np.unique(run)]
+            parts = [p for p in parts if (weights[p] @ truth[p]) > 0 and (weights[p] @ (1 - truth[p])) > 0]
+            if parts:
+                curves.append(np.mean([roc_curve(scores[p], truth[p], weights[p]) for p in parts], axis=0))
+    limits = np.array([interval(column) for column in np.array(curves).T])
+    return limits[:, 0], limits[:, 1]
+
+
+def _label_panels(result: Result) -> tuple[Figure, list[Axes]]:
+    single = len(result.labels) == 1
+    return panels(len(result.labels), side=3.4 if single else 1.9)
+
+
+def _score_strip(axis: Axes, scores: Floats) -> None:
+    """How often each probability is predicted, as a low histogram along the bottom."""
+    shares, edges = np.histogram(np.clip(scores, 0, 1), 25, (0, 1))
+    axis.bar(edges[:-1], 0.16 * shares / shares.max(), np.diff(edges), align="edge", color=FAINT, alpha=0.6)
+
+
+def _title(axis: Axes, label: str, number: str) -> None:
+    axis.set_title(f"{label.replace('_', ' ')}\n{number}", loc="left", linespacing=1.3)
+
+
+def _unit_ticks(axis: Axes) -> None:
+    ticks = [0, 0.25, 0.5, 0.75, 1]
+    axis.set_xticks(ticks, ["0", "", "0.5", "", "1"])
+    axis.set_yticks(ticks, ["0", "", "0.5", "", "1"])
+
+
+def _outer_labels(figure: Figure, below: str, left: str) -> None:
+    figure.supxlabel(below, fontsize=9, color=INK)
+    figure.supylabel(left, fontsize=9, color=INK)
+
+
+def _by_value(result: Result, metric: str) -> list[str]:
+    """Labels from the best to the worst; those without a value last."""
+    return sorted(result.labels, key=lambda label: -np.nan_to_num(result.per_label[label][metric].mean, nan=-1))
+
+
+def _runs(results: Sequence[Result]) -> str:
+    counts = {len(result.runs) for result in results}
+    if counts == {1}:
+        return "1 run"
+    return f"{min(counts)} runs" if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs"
+
+
+def _number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3f}"

@@ -1,0 +1,195 @@
+"""Probes on fixed features: logistic regression and nearest neighbours, for one label or many.
+
+Everything is chosen on validation (C, k, thresholds), nothing is refitted afterwards, and the test films are scored
+once. Shapes: N films, D features, C labels; a truth is 1, 0 or NaN (unknown: left out for that label).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+
+from afire.tasks import metrics as m
+from afire.tasks.evaluate import Scores
+from afire.tasks.runs import Run
+
+Floats = NDArray[np.float64]
+Method = Literal["linear", "knn"]
+GRID_C = tuple(10.0**power for power in range(-5, 3))
+GRID_K = (5, 10, 20, 50)
+_TEMPERATURE = 0.07  # of the neighbours' votes, exp(cosine / temperature)
+_MOST_ITERATIONS = 2000
+_ROWS_AT_ONCE = 1024
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Scores (films, C) on val and test, what was chosen on validation, and remarks."""
+
+    val: Floats
+    test: Floats
+    chosen: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the features of a run come from: all films of the manifest that any run uses, by row."""
+
+    features: Callable[[Run], NDArray[np.float32]]  # (rows of the manifest, D); rows that no run uses may hold anything
+    weights_hash: Callable[[Run], str]
+
+
+def probe_runs(source: Source, truth: Floats, runs: Sequence[Run], method: Method) -> tuple[list[Scores], list[str]]:
+    """Probe every run; the scores of each, and remarks about all."""
+    outcomes: list[Scores] = []
+    notes: list[str] = []
+    for run in runs:
+        features = source.features(run)
+        parts = {part: (features[rows], truth[rows]) for part, rows in run.rows.items()}
+        probed = PROBES[method](parts)
+        logger.info("%s: %s", run.name, ", ".join(f"{name} {value:.4g}" for name, value in probed.chosen.items()))
+        outcomes.append(Scores(run, probed.val, probed.test, source.weights_hash(run), probed.chosen))
+        notes += [f"{run.name}: {note}" for note in probed.notes]
+    return outcomes, notes
+
+
+Parts = Mapping[str, tuple[NDArray[np.float32], Floats]]
+
+
+def linear_probe(parts: Parts) -> Probed:
+    """Standardised logistic regression, one label against the rest; one C for all labels, by mean validation AUC.
+
+    Of equal C's the smallest is taken: the more regular answer.
+    """
+    train, val, test = _standardised(parts)
+    truth_train, truth_val = parts["train"][1], parts["val"][1]
+    models = [_Logistic(train[known], truth[known]) for truth, known in _known_columns(truth_train)]
+    best: tuple[float, float, Floats, Floats] | None = None
+    stopped: list[float] = []
+    for c in GRID_C:
+        converged = [model.fit(c) for model in models]
+        stopped += [] if all(converged) else [c]
+        scores = np.stack([model.scores(val) for model in models], axis=1)
+        value = _mean_auc(scores, truth_val)
+        if best is None or value > best[0]:
+            best = value, c, scores, np.stack([model.scores(test) for model in models], axis=1)
+    assert best is not None
+    value, c, scores_val, scores_test = best
+    notes = [f"logistic regression with C {c:g} stopped before it converged"] if c in stopped else []
+    return Probed(scores_val, scores_test, {"C": c, "val_auc": value}, notes)
+
+
+def knn_probe(parts: Parts) -> Probed:
+    """Votes of the k most similar training films (cosine of standardised features); k by mean validation AUC."""
+    train, val, test = (_unit_rows(features) for features in _standardised(parts))
+    truth_train, truth_val = parts["train"][1], parts["val"][1]
+    possible = [k for k in GRID_K if k <= len(train)] or [len(train)]
+    votes_val = knn_scores(train, truth_train, val, possible)
+    values = {k: _mean_auc(votes_val[k], truth_val) for k in possible}
+    # Of equal k's the largest: more voters, less noise.
+    k = max(possible, key=lambda one: (values[one], one))
+    votes_test = knn_scores(train, truth_train, test, [k])
+    return Probed(votes_val[k], votes_test[k], {"k": k, "val_auc": values[k]})
+
+
+PROBES: dict[Method, Callable[[Parts], Probed]] = {"linear": linear_probe, "knn": knn_probe}
+
+
+def knn_scores(train_ND: Floats, truth_NC: Floats, queries_MD: Floats, ks: Sequence[int]) -> dict[int, Floats]:
+    """For each k the votes (M, C) of the k nearest training films; rows are unit vectors.
+
+    A neighbour votes with weight exp(cosine / 0.07) where its label is known; where none is, the label's share in
+    training answers.
+    """
+    most = max(ks)
+    found: dict[int, list[Floats]] = {k: [] for k in ks}
+    known = ~np.isnan(truth_NC)
+    values = np.where(known, truth_NC, 0.0)
+    fallback = _shares(truth_NC)
+    for start in range(0, len(queries_MD), _ROWS_AT_ONCE):
+        cosine = queries_MD[start : start + _ROWS_AT_ONCE] @ train_ND.T
+        nearest = np.argpartition(-cosine, most - 1, axis=1)[:, :most] if most < len(train_ND) else _all(cosine)
+        order = np.argsort(-np.take_along_axis(cosine, nearest, axis=1), axis=1, kind="stable")
+        nearest = np.take_along_axis(nearest, order, axis=1)
+        closeness = np.take_along_axis(cosine, nearest, axis=1)
+        weight = np.exp((closeness - closeness[:, :1]) / _TEMPERATURE)  # of the nearest 1: only ratios count
+        for k in ks:
+            first, share = nearest[:, :k], weight[:, :k, None]
+            voters = (share * known[first]).sum(axis=1)
+            votes = (share * values[first]).sum(axis=1)
+            found[k].append(np.where(voters > 0, votes / np.where(voters > 0, voters, 1.0), fallback))
+    return {k: np.concatenate(blocks) for k, blocks in found.items()}
+
+
+class _Logistic:
+    """One label's logistic regression; it starts each fit from the last. A label with one class answers its share."""
+
+    def __init__(self, features: Floats, truth: Floats) -> None:
+        self.features, self.truth = features, truth
+        self.constant = float(truth.mean()) if len(truth) else 0.0
+        self.teachable = 0 < self.constant < 1
+        self.model = LogisticRegression(max_iter=_MOST_ITERATIONS, warm_start=True)
+
+    def fit(self, c: float) -> bool:
+        """Fit with inverse regularisation ``c``; whether it converged."""
+        if not self.teachable:
+            return True
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            self.model.set_params(C=c).fit(self.features, self.truth)
+        return not any(issubclass(one.category, ConvergenceWarning) for one in caught)
+
+    def scores(self, features: Floats) -> Floats:
+        """Probabilities (N,)."""
+        if not self.teachable:
+            return np.full(len(features), self.constant)
+        probabilities: Floats = self.model.predict_proba(features)[:, 1]
+        return probabilities
+
+
+def _known_columns(truth_NC: Floats) -> list[tuple[Floats, NDArray[np.bool_]]]:
+    return [(truth_NC[:, c], ~np.isnan(truth_NC[:, c])) for c in range(truth_NC.shape[1])]
+
+
+def _standardised(parts: Parts) -> tuple[Floats, Floats, Floats]:
+    """Train, val and test features by the mean and deviation of train; a feature that never varies becomes 0."""
+    train = parts["train"][0].astype(np.float64)
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    scale = np.where(deviation > 1e-12 * np.maximum(np.abs(mean), 1e-12), deviation, np.inf)
+    val, test = (parts[part][0].astype(np.float64) for part in ("val", "test"))
+    return (train - mean) / scale, (val - mean) / scale, (test - mean) / scale
+
+
+def _unit_rows(features: Floats) -> Floats:
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    unit: Floats = features / np.where(length > 0, length, 1.0)
+    return unit
+
+
+def _mean_auc(scores: Floats, truth: Floats) -> float:
+    """Mean AUC of the labels that have both classes, chance where none has."""
+    values = [m.auc(scores[:, c], truth[:, c]) for c in range(scores.shape[1])]
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else 0.5
+
+
+def _shares(truth_NC: Floats) -> Floats:
+    """Share of positives among the known films of each label, (C,); 0 where none is known."""
+    counts = (~np.isnan(truth_NC)).sum(axis=0)
+    shares: Floats = np.nansum(truth_NC, axis=0) / np.maximum(counts, 1)
+    return shares
+
+
+def _all(cosine: Floats) -> NDArray[np.int64]:
+    return np.broadcast_to(np.arange(cosine.shape[1]), cosine.shape)
