@@ -43,7 +43,7 @@ class Decoder(nn.Module):
         embedded = self.embed(tokens)
         if self.mask_token is not None and abnormal is not None:
             # where, not indexing: z_mask has a gradient (zero) even in a batch without abnormal tokens, as DDP needs.
-            embedded = torch.where(abnormal[..., None], self.mask_token.to(embedded.dtype), embedded)
+            embedded = torch.where(abnormal.bool()[..., None], self.mask_token.to(embedded.dtype), embedded)
         hidden = run_blocks(self.blocks, embedded + self._positions(grid), self.gradient_checkpointing)
         patches: Tensor = self.pred(self.norm(hidden))
         return patches

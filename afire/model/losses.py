@@ -40,7 +40,7 @@ def structure_loss(
     """
     with full_precision(log_q):
         queries_LBK = _queries(_by_position(log_q), similarity)
-        return _structure(queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T, abnormal.T)
+        return _structure(queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T, abnormal.bool().T)
 
 
 def category_loss(
@@ -57,14 +57,14 @@ def category_loss(
     pos = sum over b in P_j of f(q_ij, q_bj) and neg = sum over b in N_j of f(q_ij, q_bj) + f(q_bj, c_j);
     its loss is -log pos / (pos + neg) = softplus(log neg - log pos). Zero without abnormal or without normal tokens.
 
-    ``abnormal_consistency`` adds the same for abnormal tokens among themselves (the paper's ablation, which hurts).
+    ``abnormal_consistency`` adds the same for abnormal tokens among themselves (an ablation, which the paper finds worse).
     """
     with full_precision(log_q):
         keys_LBK = _by_position(log_q)
         queries_LBK = _queries(keys_LBK, similarity)
         own_LB = (queries_LBK @ _prototype_keys(prototypes, similarity, temperature)[..., None]).squeeze(-1)
         scale = _sign(similarity) / temperature
-        return _category(queries_LBK, keys_LBK, own_LB, abnormal.T, scale, abnormal_consistency)
+        return _category(queries_LBK, keys_LBK, own_LB, abnormal.bool().T, scale, abnormal_consistency)
 
 
 def token_losses(
@@ -82,8 +82,8 @@ def token_losses(
         scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
         own_LB = scores_LBL.diagonal(dim1=0, dim2=2).T
         scale = _sign(similarity) / temperature
-        category = _category(queries_LBK, keys_LBK, own_LB, abnormal.T, scale, abnormal_consistency)
-        return _structure(scores_LBL, abnormal.T), category
+        category = _category(queries_LBK, keys_LBK, own_LB, abnormal.bool().T, scale, abnormal_consistency)
+        return _structure(scores_LBL, abnormal.bool().T), category
 
 
 def _by_position(values: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, abnorma
     """
     with full_precision(restored):
         errors = F.mse_loss(at_least_float32(restored), target.expand_as(restored).float(), reduction="none")
-        weights = torch.where(abnormal, abnormal_weight, 1.0)
+        weights = torch.where(abnormal.bool(), abnormal_weight, 1.0)
         return (errors.mean(dim=-1) * weights).mean()
 
 

@@ -142,6 +142,13 @@ def test_in_one_go_equals_one_by_one() -> None:
     assert_same(category, category_loss(log_q, abnormal, c, 0.3, "literal", abnormal_consistency=True), logits)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_labels_may_be_numbers(dtype: torch.dtype) -> None:
+    logits, abnormal, c = example()
+    log_q = torch.log_softmax(logits, -1)
+    torch.testing.assert_close(token_losses(log_q, abnormal.to(dtype), c), token_losses(log_q, abnormal, c))
+
+
 def test_a_few_positions_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, abnormal, c = example(B=3, L=7)
     log_q = torch.log_softmax(logits, -1)
