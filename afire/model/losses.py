@@ -57,7 +57,7 @@ def category_loss(
     pos = sum over b in P_j of f(q_ij, q_bj) and neg = sum over b in N_j of f(q_ij, q_bj) + f(q_bj, c_j);
     its loss is -log pos / (pos + neg) = softplus(log neg - log pos). Zero without abnormal or without normal tokens.
 
-    ``abnormal_consistency`` adds the same for abnormal tokens among themselves (an ablation, which the paper finds worse).
+    ``abnormal_consistency`` adds the same for abnormal tokens among themselves (an ablation; the paper finds it worse).
     """
     with full_precision(log_q):
         keys_LBK = _by_position(log_q)
