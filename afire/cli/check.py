@@ -35,13 +35,15 @@ def check(
 
     Example: [cyan]afire data check --data childcxr.parquet --out audits/childcxr[/cyan]
     """
+    manifest = _open(data, root, split)
+
     from rich.text import Text
 
     from afire.cli.options import console
     from afire.data.audit import audit_manifest, write_audit
     from afire.report.audit_page import PAGE, write_audit_page
 
-    audit = audit_manifest(_open(data, root, split), out, workers)
+    audit = audit_manifest(manifest, out, workers)
     write_audit(audit, out)
     write_audit_page(audit, out / PAGE)
     if not quiet:
@@ -56,14 +58,17 @@ def check(
 
 
 def _open(data: Path, root: Path | None, split: Path | None) -> Manifest:
+    from afire.data.datasets.folder import build_folder
     from afire.data.manifest import Manifest, read_manifest
+    from afire.errors import UserError
 
-    if data.is_file():
-        manifest = read_manifest(data, root)
+    if not data.exists():
+        raise UserError(f"{data} does not exist; give a manifest (.parquet or .csv), a pack or a folder of films.")
+    inside = data / "manifest.parquet"  # of a pack or a phantom; their other pictures (masks) are not films
+    if data.is_dir() and not inside.is_file():
+        manifest = build_folder(data)
     else:
-        from afire.data.dataset import open_manifest
-
-        manifest = open_manifest(data, root)
+        manifest = read_manifest(inside if data.is_dir() else data, root)
     if split is None:
         return manifest
     from afire.data.splits import read_split

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.data.manifest import write_manifest
+from afire.data.manifest import read_manifest, write_manifest
 from afire.data.splits import random_split, write_split
 from tests.data.audit.drawing import draw_set
 
@@ -77,6 +78,15 @@ def test_a_folder_is_a_set_without_labels(clean: Path, tmp_path: Path) -> None:
     code, output = check("--data", tmp_path / "films", "--out", tmp_path / "audit")
     assert code == 0
     assert "pre-training" in output
+
+
+def test_a_folder_with_a_manifest_is_read_by_it(clean: Path, tmp_path: Path) -> None:
+    manifest = read_manifest(clean)
+    write_manifest(manifest, tmp_path / "films" / "manifest.parquet")
+    Image.new("L", (96, 96)).save(tmp_path / "films" / "mask.png")
+    assert check("--data", tmp_path / "films", "--out", tmp_path / "audit")[0] == 0
+    counts = json.loads((tmp_path / "audit" / "audit.json").read_text())["counts"]
+    assert (counts["films"], counts["splits"]) == (60, {"train": 36, "test": 24})
 
 
 def test_a_users_mistake_exits_with_2(tmp_path: Path) -> None:

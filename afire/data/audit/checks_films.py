@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from afire.data.audit.findings import Finding, films_in_words, single
+from afire.data.audit.findings import Finding, films_in_words, it_or_them, single
 from afire.data.audit.polarity import Polarity
 
 TINY = 64
@@ -20,10 +20,11 @@ def check_readable(measured: pd.DataFrame) -> Iterator[Finding]:
     """Films that cannot be read."""
     rows = np.flatnonzero(measured["error"] != "")
     if len(rows):
+        it = it_or_them(len(rows))
         yield Finding(
             "error",
             "unreadable",
-            f"{films_in_words(len(rows))} cannot be read; repair them or drop them from the manifest.",
+            f"{films_in_words(len(rows))} cannot be read; repair {it} or drop {it} from the manifest.",
             single(rows),
             tuple(measured["error"].iloc[rows]),
             {"films": len(rows)},
@@ -37,19 +38,20 @@ def check_content(measured: pd.DataFrame) -> Iterator[Finding]:
     short = measured[["width", "height"]].min(axis=1)
     tiny, colour = readable & ~blank & (short < TINY), readable & measured["colour"]
     if blank.any():
+        count = int(blank.sum())
         sentence = (
-            f"{films_in_words(int(blank.sum()))} {_have(blank)} the same grey value (almost) everywhere; drop them."
+            f"{films_in_words(count)} {_have(blank)} the same grey value (almost) everywhere; drop {it_or_them(count)}."
         )
-        yield Finding("warning", "blank", sentence, single(np.flatnonzero(blank)), (), {"films": int(blank.sum())})
+        yield Finding("warning", "blank", sentence, single(np.flatnonzero(blank)), (), {"films": count})
     if tiny.any():
         rows = np.flatnonzero(tiny)
         sizes = tuple(f"{measured['width'].iloc[row]} x {measured['height'].iloc[row]}" for row in rows)
         sentence = (
-            f"{films_in_words(len(rows))} {_have(tiny)} a side shorter than {TINY} pixels: thumbnails, not films."
+            f"{films_in_words(len(rows))} {_have(tiny)} a side shorter than {TINY} pixels: no film is that small."
         )
         yield Finding("warning", "tiny", sentence, single(rows), sizes, {"films": len(rows)})
     if colour.any():
-        sentence = f"{films_in_words(int(colour.sum()))} {_have(colour)} colours: photos or screenshots of a film?"
+        sentence = f"{films_in_words(int(colour.sum()))} {_have(colour)} colours: a photo or a screenshot of a film?"
         yield Finding("warning", "coloured", sentence, single(np.flatnonzero(colour)), (), {"films": int(colour.sum())})
 
 
@@ -65,11 +67,7 @@ def check_polarity(polarity: Polarity) -> Iterator[Finding]:
         share = len(suspects) / known
         most = share >= _MOSTLY_NEGATIVE
         judged = "anatomy (lungs darker than spine)" if polarity.judged_by_anatomy else "the majority of films"
-        what = (
-            "so black and white are not used in one sense"
-            if most
-            else f"look at {'it' if len(suspects) == 1 else 'them'}"
-        )
+        what = "so black and white are not used in one sense" if most else f"look at {it_or_them(len(suspects))}"
         percent = f" ({share:.0%})" if share >= 0.01 else ""
         like = "looks like a negative" if len(suspects) == 1 else "look like negatives"
         sentence = f"{films_in_words(len(suspects))} of {known:,}{percent} {like}, judged by {judged}; {what}."

@@ -25,9 +25,11 @@ def check_labels(table: pd.DataFrame) -> Iterator[Finding]:
         yield Finding("notice", "no-labels", "No film has a label; that is enough for pre-training only.")
     elif [name for name in unknown if name != "normal"]:
         names = [name for name in unknown if name != "normal"]
-        yield Finding("warning", "empty-labels", f"{_columns(names)} unknown for every film.")
+        yield Finding("warning", "empty-labels", f"{_columns(names, 'Label')} unknown for every film.")
     if constant:
-        sentence = f"{_columns(constant)} the same for every film that has a value: nothing can be learned or tested."
+        sentence = (
+            f"{_columns(constant, 'Label')} the same for every film that has a value: nothing can be learned or tested."
+        )
         yield Finding("warning", "constant-labels", sentence, numbers={"labels": ", ".join(constant)})
     both = [(name, values) for name, values in columns if values.dropna().nunique() == 2]
     for split in SPLITS:
@@ -51,8 +53,8 @@ def _check_part(split: str, columns: Sequence[tuple[str, pd.Series]]) -> Iterato
         yield Finding("notice", "rare-labels", sentence, numbers=dict(rare))
 
 
-def _columns(names: Sequence[str]) -> str:
-    return f"label {names[0]} is" if len(names) == 1 else f"labels {', '.join(names)} are"
+def _columns(names: Sequence[str], word: str = "label") -> str:
+    return f"{word} {names[0]} is" if len(names) == 1 else f"{word}s {', '.join(names)} are"
 
 
 def check_views(table: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Finding]:

@@ -57,10 +57,15 @@ def verdict(findings: Sequence[Finding]) -> str:
         if all(finding.kind == "shortcut" for finding in worst):
             labels = " or ".join(str(finding.numbers["label"]) for finding in worst)
             return f"A result on {labels} can be explained without disease; report a metadata-only row beside it."
-        return "Results on this set would not be valid until the errors below are dealt with."
+        return "Results on this set would not be valid until the errors are dealt with."
     if counts["warning"]:
         return "Nothing was found that invalidates results; look at the warnings before training."
     return "Nothing was found that invalidates results."
+
+
+def it_or_them(count: int) -> str:
+    """The word for ``count`` films that were just named."""
+    return "it" if count == 1 else "them"
 
 
 def films_in_words(count: int) -> str:

@@ -67,7 +67,8 @@ def measure_film(path: Path, image: str) -> Measurement:
         film, info = read_film(path, voi="auto")
         digest = sha256_file(path)
     except UserError as error:
-        return Measurement(image, error=str(error))
+        # The name in the manifest: an audit is passed on, and where the data lie on this machine is nobody's business.
+        return Measurement(image, error=str(error).replace(str(path), image))
     except FileNotFoundError:
         return Measurement(image, error=f"{image} does not exist.")
     except OSError as error:

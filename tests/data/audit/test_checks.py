@@ -123,8 +123,8 @@ def test_constant_empty_and_missing_labels() -> None:
     found = kinds(
         checks_labels.check_labels(table(**{"label:A": 0.0, "label:B": np.nan, "label:C": [0.0, 1.0, 1.0, 0.0]}))
     )
-    assert "label A is" in found["constant-labels"].sentence
-    assert "label B is" in found["empty-labels"].sentence
+    assert "Label A is" in found["constant-labels"].sentence
+    assert "Label B is" in found["empty-labels"].sentence
     assert list(kinds(checks_labels.check_labels(table()))) == ["no-labels"]
     assert list(checks_labels.check_labels(table(**{"label:C": [0.0, 1.0, 1.0, 0.0]}))) == []
 

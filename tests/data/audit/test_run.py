@@ -57,7 +57,7 @@ def test_every_trouble_is_found(spoiled: Manifest) -> None:
     assert found["polarity"].films == [11]
     assert found["blank"].films == [12]
     assert 13 in found["tiny"].films
-    assert "label B is" in found["constant-labels"].sentence
+    assert "Label B is" in found["constant-labels"].sentence
     assert found["views-mixed"].numbers == {"PA": 40, "AP": 20}
     (severe,) = [one for one in audit.findings if one.kind == "shortcut" and one.level == "error"]
     assert "height" in severe.sentence
