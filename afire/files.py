@@ -25,7 +25,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     temporary = Path(name)
     try:
         write(temporary)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes 0600; the result should be readable like any other file
+        temporary.chmod(_MODE)  # mkstemp makes 0600; the result should be readable like any other file
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
@@ -33,10 +33,14 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
+def _ordinary_mode() -> int:
+    """What ``open`` would give a new file. The umask can only be read by setting it: once, before there are threads."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask
+
+
+_MODE = _ordinary_mode()
 
 
 def write_text(path: Path, text: str) -> None:

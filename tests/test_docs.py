@@ -1,0 +1,84 @@
+"""The docs speak of what exists: links lead somewhere, commands and settings in them are real."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from afire.cli import app
+from afire.config import Config, Section
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def names(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{names(page)} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_commands_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
+    in_blocks = re.findall(r"^(?:\$ )?(?:torchrun .*-m )?afire ((?:[a-z]+ ?)+)", blocks, re.MULTILINE)
+    for line in in_blocks + re.findall(r"`afire ((?:[a-z]+ ?)+)", text):
+        command = get_command(app)
+        for word in line.split():
+            below = getattr(command, "commands", None)
+            if below is None:
+                break
+            assert word in below, f"{names(page)} speaks of `afire {line}`"
+            command = below[word]
+
+
+def settings(section: type[Section], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        found.add(prefix + name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found |= settings(field.annotation, f"{prefix}{name}.")
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.stem in ("pretraining", "scaling", "deviations")], ids=names
+)
+def test_settings_exist(page: Path) -> None:
+    known = settings(Config)
+    groups = "|".join(Config.model_fields)
+    for key in re.findall(rf"\b((?:{groups})\.[a-z_]+)=", page.read_text(encoding="utf-8")):
+        assert key in known, f"{names(page)} speaks of {key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_no_number_is_left_to_be_filled_in(page: Path) -> None:
+    assert "MEASURED_" not in page.read_text(encoding="utf-8")
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    def walk(command: object, path: str) -> None:
+        below = getattr(command, "commands", {})
+        if below and path != "afire data build":
+            for name, child in below.items():
+                walk(child, f"{path} {name}")
+        else:
+            assert f"`{path}`" in readme, path
+
+    walk(get_command(app), "afire")
+
+
+def test_the_two_commands_stand_in_the_first_screen() -> None:
+    first_screen = "\n".join((ROOT / "README.md").read_text(encoding="utf-8").splitlines()[:30])
+    assert "make demo" in first_screen and "make test" in first_screen
