@@ -48,7 +48,7 @@ def measure_manifest(manifest: Manifest, cache_file: Path | None, workers: int) 
         try:
             path = manifest.path(row)
         except UserError as error:  # a link out of the root
-            found[image] = Measurement(image, error=str(error))
+            found[image] = Measurement(image, error=str(error).replace(f" {manifest.root}", ""))
             continue
         known = cache.get(path, image)
         if known is not None:
