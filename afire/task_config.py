@@ -66,7 +66,7 @@ class FinetuneConfig(Section):
         "none", description="balanced: a positive counts for as many negatives as there are to it in training"
     )
     class_weight_limit: float = Field(20.0, ge=1, description="largest weight of a positive, and 1 / the smallest")
-    bootstrap: int = Field(1000, ge=0, description="resamples of test patients for the 95 % intervals")
+    bootstrap: int = Field(1000, ge=10, description="resamples of test patients for the 95 % intervals")
     training: SupervisedConfig = Field(default_factory=SupervisedConfig)
     augment: AugmentConfig = Field(default_factory=AugmentConfig)
     run: TaskRunConfig = Field(default_factory=TaskRunConfig)
@@ -118,7 +118,7 @@ class SegmentChoiceConfig(Section):
     min_areas: list[float] = Field(
         [0.0, 0.0005, 0.001, 0.002, 0.005, 0.01],
         min_length=1,
-        description="a prediction of a smaller share of the film is taken as empty",
+        description="connected pieces of a smaller share of the film are dropped",
     )
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class SegmentConfig(Section):
     """All settings of a segmentation."""
 
     seed: int = Field(0, ge=0, description="every random choice follows from it; --seeds sets it for each run")
-    bootstrap: int = Field(1000, ge=0, description="resamples of test patients for the 95 % intervals")
+    bootstrap: int = Field(1000, ge=10, description="resamples of test patients for the 95 % intervals")
     masks: MaskConfig = Field(default_factory=MaskConfig)
     decoder: SegDecoderConfig = Field(default_factory=SegDecoderConfig)
     losses: SegmentLossConfig = Field(default_factory=SegmentLossConfig)

@@ -11,9 +11,11 @@ from afire.cli import compare as compare_command
 from afire.cli import config as config_command
 from afire.cli import data as data_commands
 from afire.cli import embed as embed_command
+from afire.cli import finetune as finetune_command
 from afire.cli import lesions as lesion_commands
 from afire.cli import pretrain as pretrain_command
 from afire.cli import probe as probe_command
+from afire.cli import segment as segment_command
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 
@@ -32,6 +34,8 @@ app.command("pretrain")(pretrain_command.pretrain)
 app.command("embed")(embed_command.embed)
 app.command("probe")(probe_command.probe)
 app.command("compare")(compare_command.compare)
+app.command("finetune")(finetune_command.finetune)
+app.command("segment")(segment_command.segment)
 app.command("config")(config_command.config)
 
 

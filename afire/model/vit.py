@@ -5,6 +5,8 @@ Shapes: B images, C channels, H x W pixels, p patch size, L = (H/p) * (W/p) toke
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -106,7 +108,9 @@ def _scaled(branch: Tensor, scale: Tensor | None) -> Tensor:
     return branch if scale is None else branch * scale.to(branch.dtype)
 
 
-def run_blocks(blocks: nn.ModuleList, tokens: Tensor, checkpointing: bool, scales: Tensor | None = None) -> Tensor:
+def run_blocks(
+    blocks: Iterable[nn.Module], tokens: Tensor, checkpointing: bool, scales: Tensor | None = None
+) -> Tensor:
     """Tokens (B, N, D) through all blocks; ``checkpointing`` keeps only the tokens between blocks for backward."""
     for number, block in enumerate(blocks):
         scale = None if scales is None else scales[number]
@@ -155,14 +159,25 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """``generator`` draws the stochastic depth; None is torch's own. Any image size that the patch divides."""
-        grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
-        positions = self.positions_for(grid)
+        return self.levels(images, [len(self.blocks)], generator)[0]
+
+    def levels(self, images: Tensor, after: Sequence[int], generator: torch.Generator | None = None) -> list[Tensor]:
+        """Tokens (B, 1 + L, D) after the given numbers of blocks, rising; only those after the last are normalised."""
+        tokens = self._embed(images)
+        scales = self._draw_depth(tokens, generator)
+        found: list[Tensor] = []
+        for first, last in pairwise([0, *after]):
+            scale = None if scales is None else scales[first:last]
+            tokens = run_blocks([*self.blocks][first:last], tokens, self.gradient_checkpointing, scale)
+            found.append(self.norm(tokens) if last == len(self.blocks) else tokens)
+        return found
+
+    def _embed(self, images: Tensor) -> Tensor:
+        """Tokens (B, 1 + L, D) before the first block."""
+        positions = self.positions_for(grid_of(images.shape[-2], images.shape[-1], self.patch_size))
         class_token = (self.cls_token + positions[:, :1]).expand(len(images), -1, -1)
         patches = self.patch_embed(images) + positions[:, 1:]
-        tokens = torch.cat([class_token.to(patches.dtype), patches], dim=1)
-        tokens = run_blocks(self.blocks, tokens, self.gradient_checkpointing, self._draw_depth(tokens, generator))
-        out: Tensor = self.norm(tokens)
-        return out
+        return torch.cat([class_token.to(patches.dtype), patches], dim=1)
 
     def positions_for(self, grid: Grid) -> Tensor:
         """Positions (1, 1 + L, D) of a grid of patches: sin-cos ones computed, learned ones interpolated."""

@@ -1,0 +1,298 @@
+"""An experiment of a trained task: several runs (seeds, folds) in several label fractions, each in a folder of its own.
+
+    OUT[/10pct]/seed-0[-fold-3]/   a run: settings, metrics, checkpoints while it lasts; then
+        model.safetensors          the best weights, the encoder under ``encoder.*``
+        answers.npz                what it gave for validation and test films
+        summary.json               written last: its presence says that the run is finished
+
+With ``resume``, finished runs are read and not run again, and a begun one goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import nn
+
+from afire.config import Config, Section
+from afire.data.dataset import Films, open_films
+from afire.data.splits import Split
+from afire.errors import UserError
+from afire.files import read_json, sha256_text, write_atomic, write_json
+from afire.model.afire import Network
+from afire.task_config import FinetuneConfig, SegmentConfig
+from afire.tasks.backbone import RANDOM, Backbone, load_backbone
+from afire.tasks.features import check_size, data_content_hash
+from afire.tasks.results import RESULT
+from afire.tasks.runs import Run
+from afire.tasks.supervised import Job, Learnt, Objective, learn
+from afire.training.checkpoint import FOLDER as CHECKPOINTS
+from afire.training.engine import make_accelerator, on_first_process
+from afire.training.run_folder import SUMMARY, RunFolder
+
+MODEL, ANSWERS = "model.safetensors", "answers.npz"
+
+logger = logging.getLogger("afire")
+
+
+class StoppedBySignal(Exception):  # noqa: N818  not an error: the run was asked to end, and saved itself
+    """A run ended by SIGTERM or SIGINT after saving; ``signal`` is its number."""
+
+    def __init__(self, signal: int, folder: Path) -> None:
+        super().__init__(f"{folder} was stopped by a signal; add --resume to go on.")
+        self.signal = signal
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What every trained task needs to know; ``folders`` maps each label fraction to where its result goes."""
+
+    weights: str
+    data: Path
+    folders: Mapping[float, Path]
+    seeds: Sequence[int]
+    root: Path | None = None
+    split: Split | None = None
+    folds: int = 0
+    name: str | None = None
+    model: Config | None = None  # the architecture, where the weights do not say it
+    network: Network = "teacher"
+    device: str = "auto"
+    resume: bool = False
+    force: bool = False
+
+
+@dataclass
+class Backbones:
+    """The encoders of an experiment: random weights are drawn anew for each seed, others are the same for all."""
+
+    experiment: Experiment
+    _loaded: dict[int, Backbone] = field(default_factory=dict)
+
+    def of(self, seed: int) -> Backbone:
+        """The backbone of a run. Take :func:`fresh_encoder` of it before training."""
+        key = seed if self.experiment.weights == RANDOM else self.experiment.seeds[0]
+        if key not in self._loaded:
+            one = self.experiment
+            self._loaded[key] = load_backbone(one.weights, one.model, network=one.network, seed=key)
+        return self._loaded[key]
+
+    @property
+    def first(self) -> Backbone:
+        return self.of(self.experiment.seeds[0])
+
+    @property
+    def name(self) -> str:
+        return "random weights" if self.experiment.weights == RANDOM else self.first.name
+
+    @property
+    def report(self) -> str:
+        return "drawn from each run's seed" if self.experiment.weights == RANDOM else self.first.report
+
+
+def fresh_encoder(backbone: Backbone):  # type: ignore[no-untyped-def]
+    """A copy of the encoder and of how films are normalised for it, to be trained."""
+    return copy.deepcopy(backbone.encoder), copy.deepcopy(backbone.normalise)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An experiment with its films and weights opened, and the engine it runs on."""
+
+    experiment: Experiment
+    films: Films
+    backbones: Backbones
+    accelerator: Accelerator
+
+    @cached_property
+    def hashes(self) -> tuple[str, str]:
+        """Of the films themselves, and of the manifest with its labels."""
+        return data_content_hash(self.films), self.films.manifest.hash
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What a result says about its films."""
+        return {
+            "name": self.experiment.data.name,
+            "hash": self.hashes[0],
+            "films": len(self.films),
+            "size": self.films.size,
+        }
+
+    def settings(self, config: Section) -> dict[str, Any]:
+        """What a result says about its settings."""
+        one, model = self.experiment, self.backbones.first.config
+        chosen = {"seeds": list(one.seeds), "folds": one.folds, "network": one.network}
+        architecture = {"encoder": model.encoder.model_dump(), "image": model.image.model_dump()}
+        return {**chosen, **config.model_dump(exclude={"seed", "run"}), **architecture}
+
+
+def open_bench(experiment: Experiment, precision: str) -> Bench:
+    """Open weights and films; a size that does not fit is a sentence."""
+    accelerator = make_accelerator(precision, experiment.device)
+    backbones = Backbones(experiment)
+    if accelerator.is_main_process:
+        logger.info("%s: %s", backbones.name, backbones.report)
+    image = backbones.first.config.image
+    films = open_films(experiment.data, experiment.root, image.size, image.fit, image.voi)
+    check_size(backbones.first, films)
+    return Bench(experiment, films, backbones, accelerator)
+
+
+class Task(Protocol):
+    """What differs from task to task in a run."""
+
+    @property
+    def config(self) -> FinetuneConfig | SegmentConfig: ...
+
+    def build(self, run: Run, backbone: Backbone) -> tuple[nn.Module, Objective]:
+        """A model to train, with an encoder of its own, and what it should learn."""
+        ...
+
+    def answer(
+        self, model: nn.Module, objective: Objective, run: Run, accelerator: Accelerator
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """The answers of the best weights for val and test, and what was chosen on val. A collective call."""
+        ...
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run: its answers, and what was chosen on validation."""
+
+    run: Run
+    answers: Mapping[str, NDArray[Any]]
+    chosen: Mapping[str, Any]
+    weights_hash: str
+
+
+def claim_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> None:
+    """Refuse to mix with runs that are there already; with ``force`` alone they are removed. A collective call."""
+    experiment = bench.experiment
+
+    def claim() -> None:
+        for fraction, runs in plans.items():
+            folder = experiment.folders[fraction]
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"{folder} is a file; --out needs a folder.")
+            there = [folder / run.name for run in runs if RunFolder(folder / run.name).exists]
+            if experiment.resume or not (there or (folder / RESULT).exists()):
+                continue
+            if not experiment.force:
+                raise UserError(
+                    f"{folder} already holds {'runs' if there else 'a result'}; add --resume to go on with them, "
+                    "--force to start again, or choose another --out."
+                )
+            (folder / RESULT).unlink(missing_ok=True)
+            for old in there:
+                shutil.rmtree(old)
+
+    on_first_process(bench.accelerator, claim, "in --out")
+
+
+def complete_run(bench: Bench, task: Task, run: Run, fraction: float) -> Finished:
+    """Train, choose on validation, answer for val and test once; or read what a finished run answered.
+
+    Raises :class:`StoppedBySignal` when the training was asked to end. A collective call.
+    """
+    one, accelerator = bench.experiment, bench.accelerator
+    folder, backbone = one.folders[fraction] / run.name, bench.backbones.of(run.seed)
+    config = task.config.model_copy(update={"seed": run.seed})
+    data = _run_data(bench, run, fraction, backbone)
+    found = _finished(folder, config, data, one.force, accelerator)
+    if found is None:
+        model, objective = task.build(run, backbone)
+        job = Job(model, objective, bench.films, run.rows["train"], run.rows["val"], config, data, folder)
+        learnt = learn(job, accelerator, one.resume and RunFolder(folder).exists, one.force)
+        if learnt.signal:
+            raise StoppedBySignal(learnt.signal, folder)
+        answers, chosen = task.answer(model, objective, run, accelerator)
+        summary = _summary(learnt, objective.metric, {"epoch": learnt.epoch, **chosen})
+        _leave(folder, model, answers, summary, accelerator)
+        if accelerator.is_main_process:
+            words = (folder, objective.metric, learnt.value, learnt.epoch, learnt.epochs)
+            logger.info("%s: best validation %s %.3f in epoch %d of %d", *words)
+        found = answers, summary
+    return Finished(run, found[0], found[1]["chosen"], backbone.hash)
+
+
+def _run_data(bench: Bench, run: Run, fraction: float, backbone: Backbone) -> dict[str, Any]:
+    """What ``data.json`` of a run says: which films in which parts, and which weights it starts from."""
+    rows = [",".join(map(str, found)) for found in run.rows.values()]
+    return {
+        "source": bench.experiment.data.name,
+        "films": {part: len(found) for part, found in run.rows.items()},
+        "hash": sha256_text("\n".join([*bench.hashes, *rows])),
+        "split_hash": run.split.hash,
+        "weights": bench.backbones.name,
+        "weights_hash": backbone.hash,
+        "fraction": fraction,
+        "fold": run.fold,
+    }
+
+
+def _finished(
+    folder: Path, config: Section, data: Mapping[str, Any], force: bool, accelerator: Accelerator
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
+    """Answers and summary of a finished run, else None; one of other settings is refused or, by force, removed."""
+    if not (folder / SUMMARY).exists():
+        return None
+    changes = RunFolder(folder).changes(config, data)
+    if changes and not force:
+        raise UserError(
+            f"the finished run in {folder} was made with other settings ({'; '.join(changes)}); add --force to run it "
+            "again, or choose another --out."
+        )
+    if changes:
+        accelerator.wait_for_everyone()  # until all have read what the first process is about to remove
+        on_first_process(accelerator, lambda: shutil.rmtree(folder), "in --out")
+        return None
+    try:
+        with np.load(folder / ANSWERS, allow_pickle=False) as stored:
+            return dict(stored), dict(read_json(folder / SUMMARY))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise UserError(f"{folder / ANSWERS} cannot be read ({error}); delete {folder} and run again.") from None
+
+
+def _leave(
+    folder: Path,
+    model: nn.Module,
+    answers: Mapping[str, NDArray[Any]],
+    summary: Mapping[str, Any],
+    accelerator: Accelerator,
+) -> None:
+    """Write what a finished run leaves behind, and drop what only a resume would need."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+
+    def write() -> None:
+        write_atomic(folder / MODEL, lambda path: save_file(tensors, path))
+        write_atomic(folder / ANSWERS, lambda path: np.savez(path, **answers))  # type: ignore[arg-type]
+        write_json(folder / SUMMARY, dict(summary))
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        for file in folder.glob("best-*.safetensors"):
+            file.unlink()
+
+    on_first_process(accelerator, write, "its result")
+
+
+def _summary(learnt: Learnt, metric: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "status": learnt.status,
+        f"val_{metric}": learnt.value,
+        "chosen": dict(chosen),
+        "epochs": learnt.epochs,
+        "steps": learnt.steps,
+        "images_per_second": learnt.images_per_second,
+    }

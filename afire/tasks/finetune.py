@@ -1,0 +1,193 @@
+"""Fine-tuning: all weights of an encoder and a linear layer on the mean of its image tokens, for one or many findings.
+
+Shapes: B films, C labels, D width. A label that is not known (NaN) takes no part in the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from afire.data.dataset import Films
+from afire.data.manifest import Manifest
+from afire.errors import UserError
+from afire.model.pixels import Normalise
+from afire.model.vit import VisionTransformer
+from afire.task_config import FinetuneConfig
+from afire.tasks import metrics as m
+from afire.tasks.backbone import Backbone
+from afire.tasks.evaluate import Scores, classification_result, evaluate
+from afire.tasks.experiment import Experiment, claim_folders, complete_run, fresh_encoder, open_bench
+from afire.tasks.inference import predict
+from afire.tasks.labels import check_classes, task_labels
+from afire.tasks.results import Result
+from afire.tasks.runs import Run, plan_runs
+from afire.tasks.supervised import Objective, Rows
+
+_BOOTSTRAP_SEED = 0
+_HEAD_STD = 0.01
+Floats = NDArray[np.float64]
+
+
+class Classifier(nn.Module):
+    """Films (B, 1, S, S) in [0,1] -> logits (B, C)."""
+
+    def __init__(
+        self, encoder: VisionTransformer, normalise: Normalise, prior_C: Floats, generator: torch.Generator
+    ) -> None:
+        """``prior_C`` is how often each finding should be expected before anything is seen: the layer starts there."""
+        super().__init__()
+        self.encoder, self.normalise = encoder, normalise
+        self.head = nn.Linear(encoder.width, len(prior_C))
+        nn.init.normal_(self.head.weight, std=_HEAD_STD, generator=generator)
+        with torch.no_grad():
+            self.head.bias.copy_(torch.logit(torch.from_numpy(prior_C), eps=1e-3))
+
+    def forward(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        tokens = self.encoder(self.normalise(films), generator)
+        logits: Tensor = self.head(tokens[:, 1:].mean(dim=1))
+        return logits
+
+
+class LabelObjective:
+    """Binary cross-entropy of every known label; validation by the mean AUC of labels that have both classes."""
+
+    metric = "auc"
+    spatial = False
+
+    def __init__(self, truth_NC: Floats, train: Rows, config: FinetuneConfig) -> None:
+        self.truth = truth_NC
+        self._targets = torch.from_numpy(truth_NC).float()
+        self.weights_C = positive_weights(truth_NC[train], config)
+        self._weights = torch.from_numpy(self.weights_C).float()
+
+    def targets(self, rows: Rows) -> Tensor:
+        return self._targets[torch.from_numpy(rows)]
+
+    def terms(self, targets: Tensor) -> Tensor:
+        return (~targets.isnan()).sum()
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        known = ~targets.isnan()
+        weights = self._weights.to(outputs.device)
+        each = F.binary_cross_entropy_with_logits(
+            outputs, targets.nan_to_num(0.0), pos_weight=weights, reduction="none"
+        )
+        return {"cross_entropy": (each * known).sum()}
+
+    def keep(self, outputs: Tensor, rows: Rows) -> Tensor:
+        return outputs.sigmoid()
+
+    def score(self, kept: NDArray[Any], rows: Rows) -> float:
+        values = [m.auc(kept[:, c].astype(np.float64), self.truth[rows, c]) for c in range(self.truth.shape[1])]
+        return float(np.nanmean(values))
+
+    def prior(self, train: Rows) -> Floats:
+        """How often each finding occurs in training (C,), as the weights see it; a half where nothing is known."""
+        positives, negatives = _counts(self.truth[train])
+        weighted = self.weights_C * positives
+        whole = weighted + negatives
+        prior: Floats = np.divide(weighted, whole, out=np.full(len(whole), 0.5), where=whole > 0)
+        return prior
+
+
+def positive_weights(truth_NC: Floats, config: FinetuneConfig) -> Floats:
+    """What a positive counts for, (C,): 1, or negatives / positives within the limit."""
+    positives, negatives = _counts(truth_NC)
+    if config.class_weights == "none":
+        return np.ones(truth_NC.shape[1])
+    ratio = np.divide(negatives, positives, out=np.ones(len(positives)), where=(positives > 0) & (negatives > 0))
+    return np.clip(ratio, 1 / config.class_weight_limit, config.class_weight_limit)
+
+
+def _counts(truth_NC: Floats) -> tuple[Floats, Floats]:
+    return (truth_NC == 1).sum(axis=0).astype(np.float64), (truth_NC == 0).sum(axis=0).astype(np.float64)
+
+
+class Finetuning:
+    """The task: a :class:`Classifier` that learns the labels ``truth`` (films, C)."""
+
+    def __init__(self, films: Films, truth_NC: Floats, config: FinetuneConfig) -> None:
+        self.films, self.truth, self.config = films, truth_NC, config
+
+    def build(self, run: Run, backbone: Backbone) -> tuple[Classifier, LabelObjective]:
+        train = run.rows["train"]
+        objective = LabelObjective(self.truth, train, self.config)
+        encoder, normalise = fresh_encoder(backbone)
+        return Classifier(
+            encoder, normalise, objective.prior(train), torch.Generator().manual_seed(run.seed)
+        ), objective
+
+    def answer(
+        self, model: nn.Module, objective: Objective, run: Run, accelerator: Accelerator
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """Probabilities (films of the part, C)."""
+        parts = ("val", "test")
+        return {part: predict(model, self.films, run.rows[part], accelerator, objective.keep) for part in parts}, {}
+
+
+def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tuple[float, Result, pd.DataFrame]]:
+    """For each label fraction its result and predictions. A collective call when several processes run it."""
+    bench = open_bench(experiment, config.training.precision)
+    films, manifest = bench.films, bench.films.manifest
+    names, truth = task_labels(manifest, config.labels)
+    # All plans first: a split or a label that cannot work ends the command before the first run.
+    plans = {fraction: _plan(experiment, manifest, fraction, truth) for fraction in experiment.folders}
+    notes = {
+        fraction: [f"{run.name}: {words}" for run in runs for words in check_classes(names, truth, run.rows)]
+        for fraction, runs in plans.items()
+    }
+    claim_folders(bench, plans)
+    task = Finetuning(films, truth, config)
+    for fraction, runs in plans.items():
+        finished = [complete_run(bench, task, run, fraction) for run in runs]
+        outcomes = [
+            Scores(
+                one.run,
+                one.answers["val"].astype(float),
+                one.answers["test"].astype(float),
+                one.weights_hash,
+                one.chosen,
+            )
+            for one in finished
+        ]
+        evaluation = evaluate(
+            manifest, names, truth, outcomes, np.random.default_rng(_BOOTSTRAP_SEED), config.bootstrap
+        )
+        result = classification_result(
+            evaluation,
+            task="finetune",
+            method="fine-tuned",
+            name=experiment.name or f"{bench.backbones.name}, fine-tuned",
+            data=bench.data,
+            manifest=manifest,
+            planned=runs,
+            weights_name=bench.backbones.name,
+            weights_report=bench.backbones.report,
+            labels=names,
+            fraction=fraction,
+            config=bench.settings(config),
+            notes=notes[fraction],
+        )
+        yield fraction, result, evaluation.predictions
+
+
+def _plan(experiment: Experiment, manifest: Manifest, fraction: float, truth: Floats) -> list[Run]:
+    """The runs of a fraction; training films without any known label are left out of them."""
+    known: NDArray[np.bool_] = np.asarray(~np.isnan(truth).all(axis=1))
+    runs = []
+    for run in plan_runs(manifest, experiment.split, experiment.seeds, fraction, experiment.folds):
+        train = run.rows["train"][known[run.rows["train"]]]
+        if len(train) == 0:
+            raise UserError(f"no training film of {run.name} has a value for any of the labels; choose others.")
+        runs.append(replace(run, rows={**run.rows, "train": train}))
+    return runs

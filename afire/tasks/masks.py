@@ -1,0 +1,162 @@
+"""Masks of films at the size of the films, from mask images or run-length codes; one bit a pixel in memory.
+
+Shapes: N films of the manifest, K films with a mask, B films of a batch, S pixels a side.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from afire.config import Fit
+from afire.data.dataset import DecodedFilms, Films, PackedFilms
+from afire.data.decode import read_mask
+from afire.data.manifest import META_PREFIX, Manifest, inside_root
+from afire.data.quiet import quiet_readers
+from afire.data.resize import fit_mask
+from afire.data.rle import decode_rle
+from afire.errors import UserError
+from afire.progress import track
+from afire.task_config import MaskConfig
+
+AUTO = ("mask", "rle")
+_TURNED = (5, 6, 7, 8)  # EXIF orientations in which width and height change places
+_ORIENTATION = 0x0112
+_PROPORTIONS = 0.02  # by which those of film and mask may differ: sides are rounded when films are resized
+
+_ONES_IN_BYTE = np.array([byte.bit_count() for byte in range(256)], np.uint8)
+
+logger = logging.getLogger("afire")
+
+
+class Masks:
+    """The masks of some films: packed bits (K, ceil(S*S/8)), and where in them each row of the manifest is."""
+
+    def __init__(self, bits: NDArray[np.uint8], place: NDArray[np.int64], size: int) -> None:
+        self.bits, self.place, self.size = bits, place, size
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Masks (B, S, S) of rows that have one."""
+        return unpack(self.bits[self.place[rows]], self.size)
+
+    def batch(self, rows: NDArray[np.int64]) -> Tensor:
+        """Masks (B, 1, S, S) as float32 zeros and ones."""
+        return torch.from_numpy(self.read(rows)).unsqueeze(1).float()
+
+    def share(self, rows: NDArray[np.int64]) -> float:
+        """Share of pixels of these films that lie inside."""
+        inside = int(_ONES_IN_BYTE[self.bits[self.place[rows]]].sum(dtype=np.int64))
+        return inside / (len(rows) * self.size**2)
+
+
+def pack(masks: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Masks (B, S, S) -> (B, ceil(S*S/8)), eight pixels a byte."""
+    return np.packbits(masks.reshape(len(masks), -1), axis=1)
+
+
+def unpack(bits: NDArray[np.uint8], size: int) -> NDArray[np.bool_]:
+    """The inverse of :func:`pack`."""
+    pixels = np.unpackbits(bits, axis=1, count=size * size)
+    return pixels.reshape(len(bits), size, size).astype(np.bool_)
+
+
+def mask_cells(manifest: Manifest, config: MaskConfig) -> tuple[str, list[str | None]]:
+    """What the masks are of, and each film's path or run-length code; empty for an empty mask, None for no mask."""
+    table = manifest.table
+    if config.column == "auto":
+        cells = table["mask"].where(table["mask"] != "", table["rle"])
+    else:
+        cells = table[_find_column(manifest, config.column)].astype(str)
+    # A NaN in a column of numbers has become "nan" by now, and means nothing.
+    found: list[str | None] = [cell if cell not in ("", "nan") else None for cell in cells]
+    if config.normal_is_empty:
+        normal = (table["normal"] == 1).tolist()
+        found = ["" if cell is None and well else cell for cell, well in zip(found, normal, strict=True)]
+    if all(cell is None for cell in found):
+        raise UserError(
+            f"no film has a mask in column {config.column if config.column != 'auto' else ' or '.join(AUTO)}; "
+            "choose the column with --mask-column."
+        )
+    own = config.column in ("auto", *AUTO)
+    return str(manifest.info.get("mask", "mask")) if own else config.column.removeprefix(META_PREFIX), found
+
+
+def _find_column(manifest: Manifest, name: str) -> str:
+    for column in (name, f"{META_PREFIX}{name}"):
+        if column in manifest.table:
+            return column
+    known = [*AUTO, *(column for column in manifest.table.columns if column.startswith(META_PREFIX))]
+    raise UserError(f"the manifest has no column {name} for masks; it has {', '.join(known)}.")
+
+
+def load_masks(films: Films, rows: NDArray[np.int64], cells: list[str | None], config: MaskConfig) -> Masks:
+    """Read the masks of ``rows``, which all have one, and bring them to the shape of the films."""
+    manifest, size = films.manifest, films.size
+    fit: Fit = films.summary.settings.fit if isinstance(films, PackedFilms) else "squash"
+    fit = films.fit if isinstance(films, DecodedFilms) else fit
+    bits = np.zeros((len(rows), -(-size * size // 8)), np.uint8)
+    unchecked = 0
+    for number, row in enumerate(track(rows.tolist(), "reading masks", unit="masks")):
+        cell = cells[row]
+        if not cell:
+            continue
+        mask = _read_cell(manifest, cell, row)
+        shape = film_shape(manifest.path(row))
+        unchecked += shape is None
+        if shape is not None:
+            _check_size(mask.shape, shape, str(manifest.table["image"].iloc[row]), config)
+        bits[number] = pack(fit_mask(mask, size, fit)[None])
+    if unchecked:
+        logger.warning(
+            "%d films are not where they were packed from: the size of their masks is not checked", unchecked
+        )
+    place = np.full(len(manifest), -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    return Masks(bits, place, size)
+
+
+def _read_cell(manifest: Manifest, cell: str, row: int) -> NDArray[np.bool_]:
+    if not cell.startswith("{"):
+        return read_mask(inside_root(manifest.root, cell, "mask"))
+    try:
+        return decode_rle(cell)
+    except UserError as error:
+        raise UserError(f"film {manifest.table['image'].iloc[row]}: {error}") from None
+
+
+def _check_size(mask: tuple[int, ...], film: tuple[int, int], image: str, config: MaskConfig) -> None:
+    if mask == film:
+        return
+    words = f"the mask of {image} is {mask[0]} x {mask[1]} pixels, but the film is {film[0]} x {film[1]}"
+    if config.size == "same":
+        raise UserError(f"{words}; if it was drawn on another size of the same film, add --set masks.size=scaled.")
+    if abs(mask[0] * film[1] / (mask[1] * film[0]) - 1) > _PROPORTIONS:
+        raise UserError(f"{words}, which are other proportions: it is not a mask of this film.")
+
+
+def film_shape(path: Path) -> tuple[int, int] | None:
+    """Height and width of a film from its header; None where there is no file or no header that says it."""
+    try:
+        with quiet_readers(), Image.open(path) as picture:
+            turned = picture.getexif().get(_ORIENTATION) in _TURNED
+            return (picture.width, picture.height) if turned else (picture.height, picture.width)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        return _dicom_shape(path) if path.is_file() else None
+
+
+def _dicom_shape(path: Path) -> tuple[int, int] | None:
+    import pydicom
+    from pydicom.errors import InvalidDicomError
+
+    try:
+        with quiet_readers():
+            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["Rows", "Columns"], force=True)
+        return int(header.Rows), int(header.Columns)
+    except (OSError, InvalidDicomError, AttributeError, TypeError, ValueError):
+        return None
