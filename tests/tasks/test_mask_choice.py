@@ -1,0 +1,64 @@
+"""The choice of threshold and smallest piece, against masks that are cut one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from afire.tasks import metrics as m
+from afire.tasks.mask_choice import choose, piece_sizes, without_small_pieces
+
+
+def smooth_films(count: int = 6, size: int = 20) -> np.ndarray:
+    from scipy.ndimage import gaussian_filter
+
+    noise = np.random.default_rng(4).normal(size=(count, size, size))
+    smooth = gaussian_filter(noise, (0, 1.5, 1.5))
+    return (smooth - smooth.min()) / np.ptp(smooth)
+
+
+def test_pieces_and_their_overlap() -> None:
+    inside = np.zeros((6, 6), bool)
+    inside[0, 0] = inside[2:4, 2:5] = inside[5, 5] = True
+    truth = np.zeros((6, 6), bool)
+    truth[3, :] = truth[5, 5] = True
+    areas, overlaps = piece_sizes(inside, truth)
+    assert areas.tolist() == [1, 6, 1] and overlaps.tolist() == [0, 3, 1]
+    assert piece_sizes(np.zeros((3, 3), bool), truth[:3, :3])[0].tolist() == []
+
+
+def test_small_pieces_go_and_large_ones_stay() -> None:
+    masks = np.zeros((2, 6, 6), bool)
+    masks[0, 0, 0] = masks[0, 2:4, 2:5] = True
+    kept = without_small_pieces(masks, 2)
+    assert not kept[0, 0, 0] and kept[0].sum() == 6 and kept[1].sum() == 0
+    assert without_small_pieces(masks, 7).sum() == 0
+    assert np.array_equal(without_small_pieces(masks, 6), kept) and np.array_equal(
+        without_small_pieces(masks, 0), masks
+    )
+
+
+def test_the_choice_is_the_best_of_all_pairs() -> None:
+    films = smooth_films()
+    truth = smooth_films(7)[1:] > 0.6
+    truth[2] = False
+    thresholds, least = [0.3, 0.5, 0.6, 0.8], [0.0, 0.02, 0.1]
+    counts = np.zeros((2, len(films), 4, 3))
+    slow = np.zeros((4, 3))
+    for t, a in np.ndindex(4, 3):
+        cut = without_small_pieces(films >= thresholds[t], least[a] * 400)
+        slow[t, a] = m.dice(cut, truth).mean()
+        for film in range(len(films)):
+            areas, overlaps = piece_sizes(films[film] >= thresholds[t], truth[film])
+            large = areas >= least[a] * 400
+            counts[:, film, t, a] = areas[large].sum(), overlaps[large].sum()
+    found = choose(counts[0], counts[1], truth.sum(axis=(1, 2)).astype(float), thresholds, least)
+    t, a = np.unravel_index(slow.argmax(), slow.shape)
+    assert (found.threshold, found.min_area) == (thresholds[t], least[a])
+    assert found.dice == pytest.approx(slow.max())
+
+
+def test_of_equals_the_plain_one_wins() -> None:
+    ones = np.ones((3, 4, 2))
+    found = choose(ones, ones, np.ones(3), [0.1, 0.4, 0.55, 0.9], [0.0, 0.01])
+    assert (found.threshold, found.min_area, found.dice) == (0.55, 0.0, 1.0)
