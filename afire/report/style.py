@@ -51,12 +51,12 @@ def style() -> Iterator[None]:
         yield
 
 
-def panels(count: int, side: float = 2.1, most_columns: int = 5) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` square panels in rows, and its axes in reading order."""
+def panels(count: int, side: float = 2.1, share: bool = True, most_columns: int = 5) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` square panels in rows, and its axes in reading order; ``share``: all have one scale."""
     columns = min(count, most_columns)
     rows = -(-count // columns)
     figure, grid = plt.subplots(
-        rows, columns, figsize=(side * columns + 0.6, side * rows + 0.6), squeeze=False, sharex=True, sharey=True
+        rows, columns, figsize=(side * columns + 0.6, side * rows + 0.6), squeeze=False, sharex=share, sharey=share
     )
     axes = list(grid.flat)
     for number, axis in enumerate(axes[count:], start=count):

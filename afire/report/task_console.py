@@ -58,7 +58,7 @@ def _table(title: str, first: str, *others: str) -> Table:
     table = Table(title=Text(title), title_justify="left")
     table.add_column(first)
     for name in others:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -67,10 +67,14 @@ def comparison_tables(one: Comparison, metrics: Sequence[str]) -> list[Table]:
     means = _table("", "result", *map(short_word, one.metrics))
     for entry in one.entries:
         means.add_row(Text(entry.name), *(mean_sd(entry.result.metrics[name]) for name in one.metrics))
-    title = f"difference to {one.entries[0].name}"
-    differences = _table(title, "result", "metric", "difference", "95 % interval", "p paired", "p t-test")
-    for pair in (pair for pair in one.pairs if pair.metric in metrics):
+    return [means, *(_differences(one, metric) for metric in metrics)]
+
+
+def _differences(one: Comparison, metric: str) -> Table:
+    title = f"{metric_word(metric)}: difference to {one.entries[0].name}"
+    table = _table(title, "result", "difference", "95 % interval", "p paired", "p t-test")
+    for pair in (pair for pair in one.pairs if pair.metric == metric):
         paired = p_text(pair.paired.p) if pair.paired else "–"
         cells = (signed(pair.difference), paired_interval(pair) or "–", paired, p_text(pair.t.p))
-        differences.add_row(Text(pair.name), short_word(pair.metric), *cells)
-    return [means, differences]
+        table.add_row(Text(pair.name), *cells)
+    return table

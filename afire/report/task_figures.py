@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from afire.report.style import COLOURS, FAINT, INK, MARKERS, panels, save_figure, style
 from afire.report.words import METRIC_WORDS
-from afire.tasks.metrics import DRAWS, interval, patient_draws
+from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH, Result
 
 Floats = NDArray[np.float64]
@@ -44,14 +44,14 @@ def roc_figure(result: Result, predictions: pd.DataFrame) -> Figure:
     test = predictions[predictions["part"] == "test"]
     for axis, label in zip(axes, result.labels, strict=True):
         axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
-        curves = _roc_curves(test, label)
-        if curves:
+        curves = _curves_by_run(test, label)
+        if len(curves):
             low, high = _roc_band(test, label)
             axis.fill_between(_GRID, low, high, color=COLOURS[0], alpha=0.15, linewidth=0)
             if len(curves) > 1:
                 for curve in curves:
                     axis.plot(_GRID, curve, color=COLOURS[0], linewidth=0.5, alpha=0.5)
-            axis.plot(np.r_[0, _GRID], np.r_[0, np.mean(curves, axis=0)], color=COLOURS[0], linewidth=1.6)
+            axis.plot(np.r_[0, _GRID], np.r_[0, curves.mean(axis=0)], color=COLOURS[0], linewidth=1.6)
         _title(axis, label, f"AUC {_number(result.per_label[label]['auc'].mean)}")
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
         _unit_ticks(axis)
@@ -60,8 +60,11 @@ def roc_figure(result: Result, predictions: pd.DataFrame) -> Figure:
 
 
 def calibration_figure(result: Result, predictions: pd.DataFrame) -> Figure:
-    """A panel for each label: predicted against observed share in ten equally full bins, with 95 % intervals."""
-    figure, axes = _label_panels(result)
+    """A panel for each label: predicted against observed share in ten equally full bins, with 95 % intervals.
+
+    A panel ends where its points end: of a rare finding all points lie near 0.
+    """
+    figure, axes = _label_panels(result, share=False)
     test = predictions[predictions["part"] == "test"]
     for axis, label in zip(axes, result.labels, strict=True):
         axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -69,14 +72,15 @@ def calibration_figure(result: Result, predictions: pd.DataFrame) -> Figure:
         scores, truth = known[SCORE + label].to_numpy(np.float64), known[TRUTH + label].to_numpy(np.float64)
         runs = max(known["run"].nunique(), 1)
         predicted, observed, low, high, gap = reliability(scores, truth, runs)
+        end = _nice_end(max(predicted.max(initial=0.05), high.max(initial=0.05)))
         if len(predicted):
             bars = np.stack([observed - low, high - observed])
             axis.errorbar(predicted, observed, bars, fmt="none", ecolor=COLOURS[0], elinewidth=0.8, alpha=0.6)
             axis.plot(predicted, observed, color=COLOURS[0], marker="o", markersize=3.5, linewidth=1.2)
-            _score_strip(axis, scores)
+            _score_strip(axis, scores, end)
         _title(axis, label, f"ECE {_number(gap)}")
-        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-        _unit_ticks(axis)
+        axis.set(xlim=(-0.02 * end, 1.02 * end), ylim=(-0.02 * end, 1.02 * end), aspect="equal")
+        _unit_ticks(axis, end)
     _outer_labels(figure, "predicted probability", "share of films with the finding")
     return figure
 
@@ -104,10 +108,10 @@ def label_figure(results: Sequence[Result], metric: str = "auc", names: Sequence
             means, places, xerr=spread, fmt=marker, color=colour, markersize=3.5, elinewidth=1, label=names[number]
         )
         if count == 1:
-            for place, mean, high in zip(places, means, means + np.nan_to_num(spread[1]), strict=True):
-                axis.text(high + 0.012, place, _number(mean), va="center", fontsize=7.5)
+            for place, mean in zip(places, means, strict=True):
+                axis.text(1.01, place, _number(mean), va="center", fontsize=8, transform=axis.get_yaxis_transform())
     axis.axvline(base, color=INK, linewidth=0.8)
-    axis.set_yticks(np.arange(len(rows)), rows)
+    axis.set_yticks(np.arange(len(rows)), [row.replace("_", " ") for row in rows])
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlabel(f"{METRIC_WORDS.get(metric, metric)}, mean of {_runs(results)}, 95 % interval over patients")
     axis.tick_params(axis="y", length=0)
@@ -147,64 +151,75 @@ def _wilson(share: Floats, films: Floats) -> tuple[Floats, Floats]:
     return np.minimum(centre - half, share), np.maximum(centre + half, share)
 
 
-def roc_curve(scores_N: Floats, truth_N: Floats, weights_N: Floats | None = None) -> Floats:
-    """True positive rate at each false positive rate of a fixed grid (101,)."""
-    weights = np.ones(len(scores_N)) if weights_N is None else weights_N
+def roc_curves(scores_N: Floats, truth_N: Floats, weights_BN: Floats) -> Floats:
+    """True positive rate at each false positive rate of a fixed grid, (B, 101), for each row of film weights.
+
+    NaN in a row where a class has no weight.
+    """
     order = np.argsort(-scores_N, kind="stable")
     ends = np.flatnonzero(np.r_[np.diff(scores_N[order]) != 0, True])
-    positive = (truth_N[order] == 1) * weights[order]
-    negative = (truth_N[order] == 0) * weights[order]
-    hits, alarms = np.cumsum(positive)[ends], np.cumsum(negative)[ends]
-    curve: Floats = np.interp(_GRID, np.r_[0, alarms] / alarms[-1], np.r_[0, hits] / hits[-1])
-    return curve
-
-
-def _roc_curves(test: pd.DataFrame, label: str) -> list[Floats]:
-    curves = []
-    for _, run in test.groupby("run", sort=False):
-        known = run[run[TRUTH + label].notna()]
-        truth = known[TRUTH + label].to_numpy(np.float64)
-        if 0 < truth.sum() < len(truth):
-            curves.append(roc_curve(known[SCORE + label].to_numpy(np.float64), truth))
+    weights, positive = weights_BN[:, order], truth_N[order] == 1
+    hits = np.cumsum(weights * positive, axis=1)[:, ends]
+    alarms = np.cumsum(weights * ~positive, axis=1)[:, ends]
+    curves = np.full((len(weights), len(_GRID)), np.nan)
+    for number in np.flatnonzero((hits[:, -1] > 0) & (alarms[:, -1] > 0)):
+        rate, found = alarms[number] / alarms[number, -1], hits[number] / hits[number, -1]
+        curves[number] = np.interp(_GRID, np.r_[0, rate], np.r_[0, found])
     return curves
+
+
+def _curves_by_run(test: pd.DataFrame, label: str) -> Floats:
+    """ROC curves (runs, 101) of a label; runs that tested one class only are left out."""
+    known = test[test[TRUTH + label].notna()]
+    curves = [
+        roc_curves(run[SCORE + label].to_numpy(np.float64), run[TRUTH + label].to_numpy(np.float64), ones)
+        for _, run in known.groupby("run", sort=False)
+        for ones in [np.ones((1, len(run)))]
+    ]
+    found = np.concatenate(curves) if curves else np.empty((0, len(_GRID)))
+    return found[~np.isnan(found[:, 0])]
 
 
 def _roc_band(test: pd.DataFrame, label: str) -> tuple[Floats, Floats]:
     """95 % of the curves over draws of patients, the same draw in every run."""
     known = test[test[TRUTH + label].notna()]
     scores, truth = known[SCORE + label].to_numpy(np.float64), known[TRUTH + label].to_numpy(np.float64)
-    run = known["run"].to_numpy()
+    runs = [np.flatnonzero(known["run"] == name) for name in known["run"].unique()]
     patients = known["patient"].to_numpy(dtype=object)
-    curves = []
-    for block in patient_draws(patients, np.random.default_rng(0), min(_BAND_DRAWS, DRAWS)):
-        for weights in block:
-            parts = [run == name for name in np.unique(run)]
-            parts = [p for p in parts if (weights[p] @ truth[p]) > 0 and (weights[p] @ (1 - truth[p])) > 0]
-            if parts:
-                curves.append(np.mean([roc_curve(scores[p], truth[p], weights[p]) for p in parts], axis=0))
-    limits = np.array([interval(column) for column in np.array(curves).T])
+    means = []
+    for weights in patient_draws(patients, np.random.default_rng(0), _BAND_DRAWS):
+        curves = np.stack([roc_curves(scores[rows], truth[rows], weights[:, rows]) for rows in runs])
+        means.append(curves[:, ~np.isnan(curves).any(axis=(0, 2))].mean(axis=0))
+    limits = np.array([interval(column) for column in np.concatenate(means).T])
     return limits[:, 0], limits[:, 1]
 
 
-def _label_panels(result: Result) -> tuple[Figure, list[Axes]]:
+def _label_panels(result: Result, share: bool = True) -> tuple[Figure, list[Axes]]:
     single = len(result.labels) == 1
-    return panels(len(result.labels), side=3.4 if single else 1.9)
+    return panels(len(result.labels), side=3.4 if single else 1.9, share=share)
 
 
-def _score_strip(axis: Axes, scores: Floats) -> None:
+def _nice_end(largest: float) -> float:
+    """The end of a scale that starts at 0 and holds ``largest``."""
+    return next(end for end in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if largest <= end or end == 1.0)
+
+
+def _score_strip(axis: Axes, scores: Floats, end: float) -> None:
     """How often each probability is predicted, as a low histogram along the bottom."""
-    shares, edges = np.histogram(np.clip(scores, 0, 1), 25, (0, 1))
-    axis.bar(edges[:-1], 0.16 * shares / shares.max(), np.diff(edges), align="edge", color=FAINT, alpha=0.6)
+    shares, edges = np.histogram(np.clip(scores, 0, end), 25, (0, end))
+    heights = 0.16 * end * shares / max(shares.max(), 1)
+    axis.bar(edges[:-1], heights, np.diff(edges), align="edge", color=FAINT, alpha=0.6, zorder=0)
 
 
 def _title(axis: Axes, label: str, number: str) -> None:
     axis.set_title(f"{label.replace('_', ' ')}\n{number}", loc="left", linespacing=1.3)
 
 
-def _unit_ticks(axis: Axes) -> None:
-    ticks = [0, 0.25, 0.5, 0.75, 1]
-    axis.set_xticks(ticks, ["0", "", "0.5", "", "1"])
-    axis.set_yticks(ticks, ["0", "", "0.5", "", "1"])
+def _unit_ticks(axis: Axes, end: float = 1.0) -> None:
+    ticks = np.linspace(0, end, 5)
+    words = ["0", "", f"{end / 2:g}", "", f"{end:g}"]
+    axis.set_xticks(ticks, words)
+    axis.set_yticks(ticks, words)
 
 
 def _outer_labels(figure: Figure, below: str, left: str) -> None:
