@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO ?= demo
-DEMO_FILMS ?= 600
-DEMO_EPOCHS ?= 60
+DEMO_FILMS ?= 800
+DEMO_EPOCHS ?= 20
 WORKERS ?= 2
 
 .PHONY: demo test lint bench docs clean

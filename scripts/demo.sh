@@ -16,19 +16,18 @@ afire data check --data "$out/phantom/manifest.parquet" --out "$out/audit"
 say "4. Split by patient"
 afire data split --data "$out/phantom/manifest.parquet" --out "$out/splits" --fractions 10,100
 say "5. Pack: decode and resize once"
-afire data pack --data "$out/phantom/manifest.parquet" --out "$out/pack" --size 64
+afire data pack --data "$out/phantom/manifest.parquet" --out "$out/pack" --size 128
 say "6. Lesions drawn on normal films, as pre-training sees them"
 afire lesions preview --data "$out/phantom/manifest.parquet" --size 224 --out "$out/lesions.png"
 say "7. Pre-train the tiny preset on the normal training films"
 if [ -e "$out/run/config.yaml" ]; then resume=--resume; else resume=; fi
 # shellcheck disable=SC2086  # empty or one word
-afire pretrain --data "$out/pack" --out "$out/run" --preset tiny --set training.epochs="$epochs" \
-  --set run.picture_epochs="$epochs" $resume
-say "8. What the representation is worth beside random weights: linear probe and k-NN on the test films"
-afire probe --weights random --preset tiny --data "$out/pack" --split "$out/splits/split.json" \
-  --labels abnormal --out "$out/probe-random" --force
-afire probe --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" \
-  --labels abnormal --out "$out/probe" --force
+afire pretrain --data "$out/pack" --out "$out/run" --preset tiny --set image.size=128 \
+  --set training.epochs="$epochs" --set run.picture_epochs="$epochs" $resume
+say "8. What the representation is worth beside random weights (a tiny network and minutes: do not expect much)"
+afire probe --weights random --preset tiny --set image.size=128 --data "$out/pack" \
+  --split "$out/splits/split.json" --out "$out/probe-random" --force --quiet
+afire probe --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" --out "$out/probe" --force
 afire compare "$out/probe-random" "$out/probe"
 say "Done. Look at:"
 printf '  %s\n' "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/run/pictures" "$out/probe/result.md" \

@@ -1,0 +1,57 @@
+"""The pictures of the README and of the phantom's page, from the folder that `make demo` leaves.
+
+python scripts/pictures.py demo
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+WIDTH = 1100
+
+
+def load(path: Path, height: int) -> Image.Image:
+    picture = Image.open(path).convert("RGB")
+    return picture.crop((0, 0, picture.width, min(height, picture.height)))
+
+
+def fit(picture: Image.Image, width: int) -> Image.Image:
+    return picture.resize((width, round(picture.height * width / picture.width)), Image.Resampling.LANCZOS)
+
+
+def stack(parts: list[tuple[str, Image.Image]]) -> Image.Image:
+    """Pictures below each other, each under a line of text."""
+    font = ImageFont.load_default(size=18)
+    parts = [(title, fit(picture, WIDTH)) for title, picture in parts]
+    sheet = Image.new("RGB", (WIDTH, sum(picture.height + 38 for _, picture in parts)), "white")
+    draw, top = ImageDraw.Draw(sheet), 0
+    for title, picture in parts:
+        draw.text((4, top + 8), title, fill="black", font=font)
+        sheet.paste(picture, (0, top + 34))
+        top += picture.height + 38
+    return sheet
+
+
+def main(demo: Path) -> None:
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    phantom = load(demo / "phantom" / "contact_sheet.png", 10_000)
+    restorations = sorted((demo / "run" / "pictures").glob("restorations-*.png"))[-1]
+    parts = [
+        (
+            "1. Films that afire draws itself, normal and with findings",
+            load(demo / "phantom" / "contact_sheet.png", 375),
+        ),
+        ("2. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 590)),
+        ("3. What the tiny preset restores after a minute of pre-training", load(restorations, 480)),
+    ]
+    # 64 colours are enough for grey films with a few marks, at a third of the size.
+    stack(parts).quantize(64).save(IMAGES / "demo.png", optimize=True)
+    fit(phantom, WIDTH).quantize(64).save(IMAGES / "phantom.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
