@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from afire.config import Section, load_settings, preset_path
 
-TASK_PRESETS = {"finetune": ("nih14", "chexpert5"), "segment": ("siim", "lungs")}
+TASK_PRESETS = {"finetune": ("nih14", "chexpert5", "quick"), "segment": ("siim", "lungs")}
 
 
 class SupervisedConfig(Section):

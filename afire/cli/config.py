@@ -17,7 +17,7 @@ def config(
     ] = "pretrain",
     preset: Preset = None,
     recipe: Annotated[
-        str | None, typer.Option("--recipe", help="Settings of a task to start from: nih14, chexpert5; siim, lungs.")
+        str | None, typer.Option("--recipe", help="Settings of a task: nih14, chexpert5, quick; siim, lungs.")
     ] = None,
     config_file: ConfigFile = None,
     overrides: Set = None,

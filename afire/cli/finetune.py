@@ -19,7 +19,7 @@ def finetune(
     root: Root = None,
     split: SplitFile = None,
     labels: Labels = None,
-    recipe: Annotated[Recipe, typer.Option("--recipe", help="nih14, chexpert5, or a YAML file of settings.")] = None,
+    recipe: Annotated[Recipe, typer.Option("--recipe", help="nih14, chexpert5, quick, or a YAML file.")] = None,
     overrides: TaskSet = None,
     seeds: Seeds = "0,1,2",
     fractions: Fractions = "100",

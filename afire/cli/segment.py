@@ -22,7 +22,7 @@ def segment(
         str | None,
         typer.Option("--mask-column", help="Manifest column with mask paths or RLE. Default: mask, else rle."),
     ] = None,
-    recipe: Annotated[Recipe, typer.Option("--recipe", help="siim, lungs, or a YAML file of settings.")] = None,
+    recipe: Annotated[Recipe, typer.Option("--recipe", help="siim, lungs, or a YAML file.")] = None,
     overrides: TaskSet = None,
     seeds: Seeds = "0,1,2",
     fractions: Fractions = "100",

@@ -81,6 +81,7 @@ def experiment_of(
     from afire.data.splits import read_split
     from afire.tasks.experiment import Experiment
 
+    _quieten_other_processes()
     shares = parse_fractions(fractions)
     return Experiment(
         weights=weights,
@@ -144,6 +145,17 @@ def report_results(
         screen = console()
         show_results(screen, results)
         screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
+
+
+def _quieten_other_processes() -> None:
+    """All processes of a run say the same; the first one is enough."""
+    if not is_first_process():
+        import logging
+
+        from afire import progress
+
+        progress.configure("off")
+        logging.getLogger("afire").setLevel(logging.ERROR)
 
 
 def is_first_process() -> bool:

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from afire.config import Config, Section
-from afire.data.dataset import Films, open_films
+from afire.data.dataset import Films, PackedFilms, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
@@ -148,6 +148,8 @@ def open_bench(experiment: Experiment, precision: str) -> Bench:
     image = backbones.first.config.image
     films = open_films(experiment.data, experiment.root, image.size, image.fit, image.voi)
     check_size(backbones.first, films)
+    if accelerator.is_main_process and not isinstance(films, PackedFilms):
+        logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
     return Bench(experiment, films, backbones, accelerator)
 
 

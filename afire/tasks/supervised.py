@@ -30,11 +30,11 @@ from afire.model.vit import VisionTransformer
 from afire.task_config import FinetuneConfig, SegmentConfig
 from afire.tasks.augment import draw_warps, warp_films, warp_masks
 from afire.tasks.inference import predict, to_device
+from afire.tasks.journal import TaskJournal
 from afire.tasks.optimize import learning_rate, make_layered_optimizer
 from afire.training import checkpoint as checkpoints
 from afire.training.batches import Batch, Plan, Prefetcher
 from afire.training.engine import agree, depth_generator, explain, gradient_exchange, on_first_process
-from afire.training.journal import Journal
 from afire.training.run_folder import RunFolder
 from afire.training.signals import StopSignals
 
@@ -156,7 +156,14 @@ class _Loop:
     def run(self) -> Learnt:
         plan, job = self.plan, self.job
         main = self.accelerator.is_main_process
-        journal = _Journal(job, plan, self.first_step, self.steps, main)
+        journal = TaskJournal(
+            job.out,
+            first_step=self.first_step,
+            steps_per_epoch=plan.steps_per_epoch,
+            epochs=self.recipe.epochs,
+            films_per_step=plan.films_per_step,
+            main=main,
+        )
         if self.best is not None:
             journal.note_best(job.objective.metric, self.best["value"], self.best["epoch"])
         batches = Prefetcher(job.films, plan, self.first_step, self.steps, job.config.run.on_bad_film)
@@ -240,7 +247,7 @@ class _Loop:
         self.wrapped_optimizer.zero_grad()
         self.step += 1
 
-    def _validate(self, journal: _Journal) -> None:
+    def _validate(self, journal: TaskJournal) -> None:
         """The validation result of an epoch; every process comes to the same one, because all see all answers."""
         objective, epoch = self.job.objective, self.step // self.plan.steps_per_epoch
         kept = predict(self.model, self.job.films, self.job.val, self.accelerator, objective.keep)
@@ -282,10 +289,13 @@ class _Loop:
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
 
-    def _end(self, signal: int, journal: _Journal) -> Learnt:
+    def _end(self, signal: int, journal: TaskJournal) -> Learnt:
         best = self.best or {"value": float("nan"), "epoch": 0}
         if not signal:
-            self.model.load_state_dict(load_file(_best_file(self.job.out, best["step"])))
+            file = _best_file(self.job.out, best["step"])
+            if not file.exists():
+                raise UserError(f"the best weights {file} are gone; start this run again with --force.")
+            self.model.load_state_dict(load_file(file))
         epochs = self.step // self.plan.steps_per_epoch
         status = "stopped" if signal else "finished"
         return Learnt(status, signal, best["value"], best["epoch"], epochs, self.step, journal.images_per_second)
@@ -297,44 +307,14 @@ def _best_file(out: Path, step: int) -> Path:
 
 def _forget_unused_best(out: Path) -> None:
     """Remove best weights that no checkpoint names: a resume from any of those must find its own."""
-    states = [json.loads(path.read_text(encoding="utf-8")) for path in (out / checkpoints.FOLDER).glob("*/state.json")]
-    named = {_best_file(out, state["best"]["step"]) for state in states if state.get("best")}
+    named = set()
+    for path in (out / checkpoints.FOLDER).glob("step-*/state.json"):
+        try:
+            best = json.loads(path.read_text(encoding="utf-8"))["best"]
+        except (OSError, ValueError, KeyError):
+            continue  # a torn checkpoint, which no resume will use
+        if best is not None:
+            named.add(_best_file(out, best["step"]))
     for file in out.glob("best-*.safetensors"):
         if file not in named:
             file.unlink()
-
-
-class _Journal(Journal):
-    """The numbers of a supervised run."""
-
-    def __init__(self, job: Job, plan: Plan, first_step: int, steps: int, main: bool) -> None:
-        super().__init__(job.out, first_step=first_step, steps=steps, films_per_step=plan.films_per_step, main=main)
-        self.epochs, self.steps_per_epoch, self.name = job.config.training.epochs, plan.steps_per_epoch, job.out.name
-        self.best = ""
-
-    def update(self, step: int, losses: Mapping[str, float], rate: float, norm: float, waited: float, bad: int) -> None:
-        """Note one update; ``step`` counts the updates that are done."""
-        self.steps_done = step
-        if not self.main:
-            return
-        total, wait = sum(losses.values()), self.data_wait(waited)
-        record = {"step": step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
-        self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
-        if self.line_is_due(step):
-            epoch = (step - 1) // self.steps_per_epoch + 1
-            skipped = f" | {bad} bad films skipped" if bad else ""
-            self.show(
-                f"{self.name} epoch {epoch}/{self.epochs} step {step}/{self.steps} | loss {total:.3f}{self.best} | "
-                f"lr {rate:.1e} | {self.images_per_second:.0f} images/s | {self.time_left} left at most | "
-                f"data wait {wait:.1%}{skipped}"
-            )
-
-    def epoch(self, step: int, epoch: int, metric: str, value: float, better: bool, stale: int) -> None:
-        """Note the validation result of an epoch."""
-        self.write({"step": step, "epoch": epoch, f"val/{metric}": value, "better": better, "stale": stale}, step)
-        if better:
-            self.note_best(metric, value, epoch)
-
-    def note_best(self, metric: str, value: float, epoch: int) -> None:
-        """What the live line says from now on."""
-        self.best = f" | best {metric} {value:.3f} (epoch {epoch})"
