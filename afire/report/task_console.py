@@ -56,7 +56,7 @@ def fractions_table(results: Sequence[Result]) -> Table:
 
 def _table(title: str, first: str, *others: str) -> Table:
     table = Table(title=Text(title), title_justify="left")
-    table.add_column(first)
+    table.add_column(first, overflow="fold")  # a name cut short may be the name of another result
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
