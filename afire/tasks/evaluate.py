@@ -100,7 +100,7 @@ def bootstrap_values(
         found = [_with_macro(test, weights_BP[:, rows]) for test, rows in zip(tests, of_run, strict=True)]
         return {name: _mean_over_runs(np.stack([one[name] for one in found])) for name in m.METRICS}
 
-    return m.bootstrap(statistic, everyone, generator, draws)
+    return m.bootstrap(statistic, everyone, generator, draws, films=max(map(len, of_run)))
 
 
 def bootstrap_means(
@@ -126,7 +126,7 @@ def bootstrap_means(
                 found[name].append(means)
         return {name: _mean_over_runs(np.stack(means)) for name, means in found.items()}
 
-    return m.bootstrap(statistic, everyone, generator, draws)
+    return m.bootstrap(statistic, everyone, generator, draws, films=max(map(len, of_run)))
 
 
 def _index_patients(

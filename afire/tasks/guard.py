@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from afire.errors import UserError
 from afire.files import sha256_file
 
 Parts = Mapping[str, NDArray[np.int64]]
+_BLOCK = 1 << 16
 
 
 def check_no_leaks(manifest: Manifest, parts: Parts, digests: pd.Series | None = None) -> None:
@@ -63,25 +66,35 @@ def _refuse(manifest: Manifest, owner: pd.Series, key: pd.Series, sentence: str)
 
 
 def film_digests(manifest: Manifest) -> pd.Series:
-    """A digest for each row, equal for exact copies: the pack's; else of files, read only where sizes coincide.
+    """A digest for each row, equal for exact copies: the pack's, else that of the file.
 
-    Empty where a film has no copy by size, or no file.
+    A file is read whole only where another has its size, its beginning and its end; it is empty for all others, and
+    where there is no file.
     """
     if DIGEST in manifest.table:
         return manifest.table[DIGEST].astype(str)
-    sizes = pd.Series([_size(manifest, row) for row in range(len(manifest))])
-    digests = pd.Series("", index=range(len(manifest)), dtype="object")
-    doubtful = (sizes >= 0) & sizes.duplicated(keep=False)
-    for row in np.flatnonzero(doubtful).tolist():
-        digests.iloc[row] = sha256_file(manifest.path(row))
-    return digests
+    keys = pd.Series([_size(manifest, row) for row in range(len(manifest))], dtype="object")
+    doubtful = keys.duplicated(keep=False) & (keys != "")
+    for read in (_ends, sha256_file):
+        for row in np.flatnonzero(doubtful).tolist():
+            keys.iloc[row] = f"{keys.iloc[row]} {read(manifest.path(row))}"
+        doubtful &= keys.duplicated(keep=False)
+    return keys.where(doubtful, "")
 
 
-def _size(manifest: Manifest, row: int) -> int:
+def _ends(path: Path) -> str:
+    """Digest of the first and the last block of a file: films of one machine often have one size, seldom one end."""
+    with path.open("rb") as stream:
+        first = stream.read(_BLOCK)
+        stream.seek(max(path.stat().st_size - _BLOCK, 0))
+        return hashlib.blake2b(first + stream.read(_BLOCK), digest_size=16).hexdigest()
+
+
+def _size(manifest: Manifest, row: int) -> str:
     try:
-        return manifest.path(row).stat().st_size
+        return str(manifest.path(row).stat().st_size)
     except OSError:
-        return -1  # the reader will say what is wrong with it
+        return ""  # the reader will say what is wrong with it
 
 
 def group_copies(manifest: Manifest, digests: pd.Series) -> Manifest:

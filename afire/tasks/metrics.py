@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.data.audit.roc import weighted_auc
-
 Floats = NDArray[np.float64]
 METRICS = ("auc", "average_precision", "accuracy", "f1")
 DRAWS = 1000
@@ -22,12 +20,12 @@ _CELLS_AT_ONCE = 4_000_000  # of a draws x films matrix, to bound memory on larg
 
 def auc(scores_N: Floats, truth_N: Floats) -> float:
     """Chance that a positive film scores higher than a negative one, ties counting half; NaN without both classes."""
-    return float(_one(weighted_auc, scores_N, truth_N))
+    return _ranking(scores_N, truth_N)[0]
 
 
 def average_precision(scores_N: Floats, truth_N: Floats) -> float:
     """Precision averaged over the positives found, from the highest score down; NaN without both classes."""
-    return float(_one(weighted_average_precision, scores_N, truth_N))
+    return _ranking(scores_N, truth_N)[1]
 
 
 def accuracy(scores_N: Floats, truth_N: Floats, threshold: float) -> float:
@@ -42,19 +40,27 @@ def f1(scores_N: Floats, truth_N: Floats, threshold: float) -> float:
     return float(2 * (predicted & positive).sum() / whole) if whole else 0.0
 
 
-def weighted_average_precision(scores_N: Floats, positive_N: NDArray[np.bool_], weights_BN: Floats) -> Floats:
-    """Average precision (B,) for each row of film weights; films of one score are found together."""
+def ranking_values(scores_N: Floats, positive_N: NDArray[np.bool_], weights_BN: Floats) -> tuple[Floats, Floats]:
+    """AUC and average precision, (B,) each, for each row of film weights; NaN where a class has no weight.
+
+    From the highest score down, films of one score together: a negative counts the positives above it and half of
+    those beside it; a positive counts the precision down to its score.
+    """
     order = np.argsort(-scores_N, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores_N[order]) != 0])
-    weights, positive = weights_BN[:, order], positive_N[order]
-    found = np.add.reduceat(weights * positive, starts, axis=1)
-    called = np.cumsum(np.add.reduceat(weights, starts, axis=1), axis=1)
-    precision = np.divide(np.cumsum(found, axis=1), called, out=np.zeros_like(called), where=called > 0)
-    positives = found.sum(axis=1)
-    both = (positives > 0) & (called[:, -1] > positives)
-    area = (found * precision).sum(axis=1)
-    values: Floats = np.divide(area, positives, out=np.full(len(weights), np.nan), where=both)
-    return values
+    called = weights_BN[:, order]
+    hits = called * positive_N[order]
+    if len(starts) < len(order):
+        called, hits = (np.add.reduceat(values, starts, axis=1) for values in (called, hits))
+    hits_so_far, called_so_far = np.cumsum(hits, axis=1), np.cumsum(called, axis=1)
+    positives = hits_so_far[:, -1]
+    negatives = called_so_far[:, -1] - positives
+    both = (positives > 0) & (negatives > 0)
+    won = np.einsum("bn,bn->b", called - hits, hits_so_far - hits / 2)
+    area = np.divide(won, positives * negatives, out=np.full(len(both), np.nan), where=both)
+    precision = np.divide(hits_so_far, called_so_far, out=called, where=called_so_far > 0)
+    gained = np.einsum("bn,bn->b", hits, precision)
+    return area, np.divide(gained, positives, out=np.full(len(both), np.nan), where=both)
 
 
 def best_threshold(scores_N: Floats, truth_N: Floats) -> float:
@@ -87,7 +93,8 @@ def metric_values(
     columns: dict[str, list[Floats]] = {name: [] for name in METRICS}
     for label, threshold in enumerate(thresholds_C):
         known = ~np.isnan(truth_NC[:, label])
-        found = _label_values(scores_NC[known, label], truth_NC[known, label] == 1, float(threshold), weights[:, known])
+        of_known = weights if known.all() else weights[:, known]
+        found = _label_values(scores_NC[known, label], truth_NC[known, label] == 1, float(threshold), of_known)
         for name in METRICS:
             columns[name].append(found[name])
     return {name: np.stack(values, axis=1) for name, values in columns.items()}
@@ -102,9 +109,10 @@ def _label_values(scores: Floats, positive: NDArray[np.bool_], threshold: float,
     both = (positives > 0) & (negatives > 0)
     right, hits = weights @ (predicted == positive), weights @ (predicted & positive)
     called = weights @ predicted
+    area, precision = ranking_values(scores, positive, weights)
     return {
-        "auc": weighted_auc(scores, positive, weights),
-        "average_precision": weighted_average_precision(scores, positive, weights),
+        "auc": area,
+        "average_precision": precision,
         "accuracy": np.divide(right, positives + negatives, out=nothing.copy(), where=both),
         "f1": np.divide(2 * hits, called + positives, out=nothing.copy(), where=both),
     }
@@ -119,11 +127,14 @@ def macro(values_BC: Floats) -> Floats:
 
 
 def patient_draws(
-    patients_N: NDArray[np.object_], generator: np.random.Generator, draws: int = DRAWS
+    patients_N: NDArray[np.object_], generator: np.random.Generator, draws: int = DRAWS, films: int = 0
 ) -> Iterator[Floats]:
-    """Blocks of weights (b, N): patients drawn with replacement, each with all of their films."""
+    """Blocks of weights (b, N): patients drawn with replacement, each with all of their films.
+
+    ``films`` is how many films a caller will spread a row of weights over, where that is more than N.
+    """
     names, patient = np.unique(np.asarray(patients_N).astype(str), return_inverse=True)
-    at_once = max(1, _CELLS_AT_ONCE // max(len(patient), 1))
+    at_once = max(1, _CELLS_AT_ONCE // max(len(patient), films, 1))
     for start in range(0, draws, at_once):
         block = min(at_once, draws - start)
         drawn = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)
@@ -135,9 +146,10 @@ def bootstrap(
     patients_N: NDArray[np.object_],
     generator: np.random.Generator,
     draws: int = DRAWS,
+    films: int = 0,
 ) -> dict[str, Floats]:
     """Values of ``statistic`` in every draw. It maps weights (b, N) to named arrays whose first axis is b."""
-    blocks = [statistic(weights) for weights in patient_draws(patients_N, generator, draws)]
+    blocks = [statistic(weights) for weights in patient_draws(patients_N, generator, draws, films)]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
@@ -224,11 +236,9 @@ def _overlap(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[Fl
     return overlap, predicted.sum(axis=axes) + truth.sum(axis=axes).astype(np.float64)
 
 
-def _one(
-    metric: Callable[[Floats, NDArray[np.bool_], Floats], Floats], scores_N: Floats, truth_N: Floats
-) -> np.float64:
+def _ranking(scores_N: Floats, truth_N: Floats) -> tuple[float, float]:
     known = ~np.isnan(truth_N)
     if not known.any():
-        return np.float64("nan")
-    value: np.float64 = metric(scores_N[known], truth_N[known] == 1, np.ones((1, int(known.sum()))))[0]
-    return value
+        return float("nan"), float("nan")
+    area, precision = ranking_values(scores_N[known], truth_N[known] == 1, np.ones((1, int(known.sum()))))
+    return float(area[0]), float(precision[0])
