@@ -31,6 +31,7 @@ def probe(packed: Path, out: Path, *words: object, weights: str = "sharpness") -
     return afire("probe", "--weights", weights, "--data", packed, "--out", out, "--no-cache", "--seeds", "0,1", *words)
 
 
+@pytest.mark.slow
 def test_probe_writes_a_whole_result_and_does_not_write_over_it(packed: Path, tmp_path: Path) -> None:
     shown = probe(packed, tmp_path / "r", *ENCODER, "--labels", "Blob", weights="random")
     assert "AUC" in shown and "random weights" in shown
@@ -55,6 +56,7 @@ def test_fractions_have_their_own_folders(packed: Path, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "r").iterdir()} == {"30pct", "100pct"}
 
 
+@pytest.mark.slow
 def test_compare_prints_and_writes_tables(packed: Path, tmp_path: Path) -> None:
     for weights in ("sharpness", "metadata"):
         probe(packed, tmp_path / weights, "--quiet", weights=weights)
@@ -97,6 +99,7 @@ def test_mistakes_are_sentences_and_leave_nothing(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_there_end_with_code_2(packed: Path, tmp_path: Path) -> None:
     words = ["probe", "--weights", "runs/none", "--data", str(packed), "--out", str(tmp_path / "r")]
     done = subprocess.run([sys.executable, "-m", "afire", *words], capture_output=True, text=True, check=False)
