@@ -379,7 +379,7 @@ def _describe(section: Section, lines: list[str], indent: int) -> None:
             lines.append(f"{pad}{name}:  # {summary}")
             _describe(value, lines, indent + 1)
         else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=100_000).removesuffix("\n").removesuffix("\n...")
+            text = yaml.safe_dump(value, default_flow_style=True, width=100_000).rstrip("\n").removesuffix("\n...")
             lines.append(f"{pad}{name}: {text}  # {field.description or ''}{_choices(field.annotation)}".rstrip(" #"))
 
 

@@ -46,7 +46,7 @@ def preview(
 
     Films marked normal are preferred, as in pre-training. Try other lesions with --set:
 
-    [dim]afire lesions preview --data FILMS --out sheet.png --set lesions.haze=0.5 --set lesions.place=lungs[/dim]
+    Example: [cyan]afire lesions preview --data FILMS --out sheet.png --set lesions.haze=0.5[/cyan]
     """
     from afire.config import load_config
     from afire.data.dataset import open_films
