@@ -23,7 +23,7 @@ test: $(READY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff format --check afire tests benchmarks scripts
 	$(BIN)/mypy
 
 demo: $(READY)
