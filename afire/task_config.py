@@ -110,8 +110,11 @@ class SegmentLossConfig(Section):
 
 
 class SegmentChoiceConfig(Section):
-    """What is tried on validation films: the pair with the best Dice over all of them is used on the test films."""
+    """What is tried on validation films: the best pair is used on the test films."""
 
+    by: Literal["all", "both"] = Field(
+        "all", description="best by Dice over all films, or by the mean of that and of Dice over films with a mask"
+    )
     thresholds: list[float] = Field(
         [round(0.05 * step, 2) for step in range(1, 20)], min_length=1, description="probabilities to cut at"
     )

@@ -45,9 +45,12 @@ Floats = NDArray[np.float64]
 
 
 class MaskObjective:
-    """Soft Dice of each film plus cross-entropy of each pixel; validation by Dice at the best threshold and area."""
+    """Soft Dice of each film plus cross-entropy of each pixel.
 
-    metric = "dice"
+    Validation by the mean of Dice over all films and over those with a mask, at the best threshold and area.
+    """
+
+    metric = "mean_dice"
     spatial = True
 
     def __init__(self, masks: Masks, config: SegmentConfig) -> None:
@@ -89,7 +92,8 @@ class MaskObjective:
         steps = len(self.thresholds)
         areas_BT1, overlaps_BT1 = kept[:, :steps, None], kept[:, steps : 2 * steps, None]
         large = areas_BT1 >= np.array(self.areas) * self.masks.size**2
-        return choose(areas_BT1 * large, overlaps_BT1 * large, kept[:, -1], self.thresholds.tolist(), self.areas).dice
+        counts = (areas_BT1 * large, overlaps_BT1 * large, kept[:, -1])
+        return choose(*counts, self.thresholds.tolist(), self.areas, "both").value
 
     def keep_pieces(self, outputs: Tensor, rows: Rows) -> Tensor:
         """(B, 2TA + 1): what :meth:`keep` counts, for every smallest area of a connected piece."""
@@ -109,7 +113,7 @@ class MaskObjective:
         """The best pair for what :meth:`keep_pieces` kept."""
         pairs = (len(kept), len(self.thresholds), len(self.areas))
         areas, overlaps = (half.reshape(pairs) for half in np.split(kept[:, :-1], 2, axis=1))
-        return choose(areas, overlaps, kept[:, -1], self.thresholds.tolist(), self.areas)
+        return choose(areas, overlaps, kept[:, -1], self.thresholds.tolist(), self.areas, self.config.choice.by)
 
 
 class Segmentation:

@@ -52,13 +52,25 @@ def test_the_choice_is_the_best_of_all_pairs() -> None:
             areas, overlaps = piece_sizes(films[film] >= thresholds[t], truth[film])
             large = areas >= least[a] * 400
             counts[:, film, t, a] = areas[large].sum(), overlaps[large].sum()
-    found = choose(counts[0], counts[1], truth.sum(axis=(1, 2)).astype(float), thresholds, least)
+    found = choose(counts[0], counts[1], truth.sum(axis=(1, 2)).astype(float), thresholds, least, "all")
     t, a = np.unravel_index(slow.argmax(), slow.shape)
     assert (found.threshold, found.min_area) == (thresholds[t], least[a])
-    assert found.dice == pytest.approx(slow.max())
+    assert found.value == pytest.approx(slow.max())
 
 
 def test_of_equals_the_plain_one_wins() -> None:
     ones = np.ones((3, 4, 2))
-    found = choose(ones, ones, np.ones(3), [0.1, 0.4, 0.55, 0.9], [0.0, 0.01])
-    assert (found.threshold, found.min_area, found.dice) == (0.55, 0.0, 1.0)
+    found = choose(ones, ones, np.ones(3), [0.1, 0.4, 0.55, 0.9], [0.0, 0.01], "all")
+    assert (found.threshold, found.min_area, found.value) == (0.55, 0.0, 1.0)
+
+
+def test_saying_nothing_is_best_by_all_and_not_by_both() -> None:
+    """Nine empty films and one with a mask; the low threshold finds half of it and speckles three empty ones."""
+    truth = np.array([0.0] * 9 + [10.0])
+    areas = np.array([[4.0, 0.0]] * 3 + [[0.0, 0.0]] * 6 + [[10.0, 0.0]])[:, :, None]
+    overlaps = np.array([[0.0, 0.0]] * 9 + [[5.0, 0.0]])[:, :, None]
+    everything = choose(areas, overlaps, truth, [0.4, 0.8], [0.0], "all")
+    both = choose(areas, overlaps, truth, [0.4, 0.8], [0.0], "both")
+    assert (everything.threshold, everything.value) == (0.8, pytest.approx(0.9))
+    assert (both.threshold, both.value) == (0.4, pytest.approx((0.65 + 0.5) / 2))
+    assert choose(areas[:9], overlaps[:9], truth[:9], [0.4, 0.8], [0.0], "both").value == 1
