@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from afire import progress
 
 # Test processes run side by side on few cores; one thread each is faster than all of them fighting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,3 +21,10 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("AFIRE_DATA is not set")
     return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _silent_progress() -> Iterator[None]:
+    """A command run inside the test process switches progress on for all that follow it."""
+    yield
+    progress.configure("off")

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from afire import progress
-
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    yield
-    progress.configure("off")
 
 
 def test_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
