@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from afire.data.dataset import DecodedFilms, PackedFilms
+from afire.data.datasets.lungmasks import build_lungmasks
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.rle import encode_rle
 from afire.errors import UserError
@@ -114,3 +115,14 @@ def test_sizes_from_headers(tmp_path: Path) -> None:
     assert film_shape(tmp_path / "none.png") is None
     (tmp_path / "text.png").write_text("not an image at all")
     assert film_shape(tmp_path / "text.png") is None
+
+
+@pytest.mark.realdata
+def test_shenzhen_masks_have_the_area_its_index_says(real_data: Path) -> None:
+    manifest = build_lungmasks(real_data / "shenzhen")
+    area = pd.read_csv(real_data / "shenzhen/index.csv").set_index("name")["lungs_area"]
+    rows, config = np.arange(0, len(manifest), 40), MaskConfig()
+    masks = load_masks(DecodedFilms(manifest, 256), rows, mask_cells(manifest, config)[1], config)
+    names = [Path(str(image)).stem for image in manifest.table["image"].iloc[rows]]
+    for row, name in zip(rows, names, strict=True):
+        assert masks.share(np.array([row])) == pytest.approx(area[name], abs=0.001)
