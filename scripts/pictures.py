@@ -45,12 +45,11 @@ def main(demo: Path) -> None:
             "1. Films that afire draws itself, normal and with findings",
             load(demo / "phantom" / "contact_sheet.png", 375),
         ),
-        ("2. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 590)),
+        ("2. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 562)),
         ("3. What the tiny preset restores after a minute of pre-training", load(restorations, 480)),
     ]
-    # 64 colours are enough for grey films with a few marks, at a third of the size.
-    stack(parts).quantize(64).save(IMAGES / "demo.png", optimize=True)
-    fit(phantom, WIDTH).quantize(64).save(IMAGES / "phantom.png", optimize=True)
+    stack(parts).save(IMAGES / "demo.jpg", quality=85, optimize=True)
+    fit(phantom, WIDTH).save(IMAGES / "phantom.jpg", quality=85, optimize=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ def make_accelerator(precision: str, device: str) -> Accelerator:
     # accelerate keeps its first precision for the life of the process; a second run may want another.
     AcceleratorState._reset_state()
     # Prototypes are equal on all processes by construction; broadcasting them every step would be wasted.
+    # torch 2.13 warns about the flag's name; its successor does not exist in the oldest torch that we support.
+    warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
     # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
