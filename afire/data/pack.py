@@ -15,10 +15,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +29,7 @@ from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifes
 from afire.data.resize import fit_square
 from afire.errors import ImageError, UserError
 from afire.files import folder_lock, read_json, sha256_text, write_atomic, write_json
+from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
 FORMAT = 1
@@ -148,7 +148,7 @@ def _fill(
     chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
     jobs = ((manifest.root, [names[row] for row in rows], rows, target, settings) for rows in chunks)
     with journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
-        for done in _run(jobs, workers if workers is not None else _cores()):
+        for done in _results(jobs, workers if workers is not None else usable_cores()):
             for row, result in done.items():
                 results[row] = result
                 log.write(json.dumps({"row": row, **result}) + "\n")
@@ -165,25 +165,14 @@ def _fill(
                 )
 
 
-def _run(jobs: Iterator[tuple[Any, ...]], workers: int) -> Iterator[dict[int, dict[str, str]]]:
-    """Results of the jobs as they finish, with at most two jobs per worker waiting."""
-    if workers <= 1:
-        for job in jobs:
-            yield _pack_chunk(*job)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        running: set[Future[dict[int, dict[str, str]]]] = set()
-        try:
-            for job in jobs:
-                running.add(pool.submit(_pack_chunk, *job))
-                if len(running) >= 2 * workers:
-                    done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in done)
-            while running:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[int, dict[str, str]]]:
+    try:
+        yield from in_processes(_pack_chunk, jobs, processes)
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that reads films has died, on a film or for lack of memory; run again to continue, with fewer "
+            "workers if need be (`afire data check` names a film that ends its process)."
+        ) from None
 
 
 def _pack_chunk(
@@ -259,7 +248,3 @@ def _finish(
 def _flush(path: Path) -> None:
     with path.open("rb+") as stream:
         os.fsync(stream.fileno())
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,7 +6,6 @@ import itertools
 import logging
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ from afire.data.audit.cache import MeasurementCache
 from afire.data.audit.measure import Measurement, measure_film
 from afire.data.manifest import Manifest
 from afire.errors import UserError
+from afire.processes import leave_ctrl_c
 from afire.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _in_parallel(
     jobs: Sequence[Job], workers: int, chunk: int, measure: Callable[[Path, str], Measurement]
 ) -> Iterator[tuple[Measurement, Job]]:
     # spawn: a fork of a process that has started threads (BLAS, progress bar) may deadlock
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_leave_ctrl_c)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=leave_ctrl_c)
     upcoming = iter([jobs[start : start + chunk] for start in range(0, len(jobs), chunk)])
     waiting: dict[Future[list[Measurement]], Sequence[Job]] = {}
     try:
@@ -142,8 +142,3 @@ def _check_start(pool: ProcessPoolExecutor) -> None:
 
 def _measure_chunk(jobs: Sequence[Job], measure: Callable[[Path, str], Measurement]) -> list[Measurement]:
     return [measure(Path(path), image) for path, image in jobs]
-
-
-def _leave_ctrl_c() -> None:
-    """Ctrl-C reaches every process of a terminal; only the main one should answer it, after saving the cache."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

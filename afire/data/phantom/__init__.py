@@ -4,8 +4,9 @@ A film is composed as path lengths through body, lung, bone and vessels and then
 other as in a radiograph. It depends on seed and number only.
 """
 
+from afire.data.manifest import Box
 from afire.data.phantom.diseases import DISEASES
-from afire.data.phantom.film import Box, PhantomFilm, draw_film
+from afire.data.phantom.film import PhantomFilm, draw_film
 from afire.data.phantom.roster import draw_findings, split_of
 from afire.data.phantom.store import MASK_BITS
 from afire.data.phantom.write import write_phantom

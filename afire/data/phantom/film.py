@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from afire.data.manifest import Box
 from afire.data.phantom import extras, skeleton
 from afire.data.phantom.anatomy import Patient, Pose, Thorax, draw_patient
 from afire.data.phantom.diseases import CHANGES, DISEASES, Chest, enlarged_heart
@@ -17,17 +18,6 @@ from afire.data.phantom.roster import draw_findings, patient_id, patient_of
 from afire.errors import UserError
 
 Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Box:
-    """A finding's bounds in fractions of width and height."""
-
-    label: str
-    x: float
-    y: float
-    w: float
-    h: float
 
 
 @dataclass(frozen=True)

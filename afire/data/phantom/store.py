@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from afire.data.manifest import Box
 from afire.data.phantom.diseases import DISEASES
-from afire.data.phantom.film import Bools, Box, PhantomFilm, bounds, draw_film
+from afire.data.phantom.film import Bools, PhantomFilm, bounds, draw_film
 from afire.data.phantom.roster import draw_findings
 from afire.files import write_atomic
 

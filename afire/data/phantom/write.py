@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from afire.data.manifest import LABEL_PREFIX, Manifest, make_manifest, write_manifest
+from afire.data.manifest import LABEL_PREFIX, Box, Manifest, make_manifest, write_manifest
 from afire.data.phantom.diseases import DISEASES
-from afire.data.phantom.film import Box
 from afire.data.phantom.roster import draw_findings, patient_id, patient_of, split_of
 from afire.data.phantom.store import MASK_BITS, Settings, names_of, store_films
 from afire.errors import UserError
 from afire.files import read_json, write_json
+from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
 MANIFEST = "manifest.parquet"
@@ -122,40 +118,10 @@ def _table(settings: Settings, boxes: _Boxes) -> pd.DataFrame:
 def _run(out: Path, settings: Settings, count: int, workers: int | None) -> Iterator[_Boxes]:
     """Boxes of the films as they are finished."""
     chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
-    processes = min(workers if workers is not None else _cores(), len(chunks))
-    if processes <= 1:
-        for chunk in chunks:
-            yield store_films(out, settings, chunk)
-        return
+    processes = min(workers if workers is not None else usable_cores(), len(chunks))
     try:
-        yield from _in_processes(out, settings, chunks, processes)
+        yield from in_processes(store_films, ((out, settings, chunk) for chunk in chunks), processes)
     except BrokenProcessPool:
         raise UserError(
             "a process that draws films has died, perhaps for lack of memory; run again with fewer workers to continue."
         ) from None
-
-
-def _in_processes(out: Path, settings: Settings, chunks: Sequence[range], processes: int) -> Iterator[_Boxes]:
-    # spawn: a fork of a process that has started threads (BLAS, progress bar) may deadlock
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_leave_ctrl_c)
-    running: set[Future[_Boxes]] = set()
-    try:
-        for chunk in chunks:
-            running.add(pool.submit(store_films, out, settings, chunk))
-            if len(running) >= 2 * processes:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _leave_ctrl_c() -> None:
-    """Ctrl-C is for the parent, which then stops the workers."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
