@@ -29,7 +29,7 @@ from afire.lesions import synthesize_keyed
 from afire.model import AFiRe
 from afire.training.engine import make_optimizer
 
-FILMS, BATCH, SIZE = 512, 32, 128
+FILMS, BATCH, SIZE = 1536, 32, 128  # enough steps that the first one and the last checkpoint weigh little
 SETTINGS = ["training.epochs=1", "run.picture_epochs=0", f"image.size={SIZE}"]
 
 
