@@ -462,3 +462,10 @@ def test_the_command_writes_a_contact_sheet_and_counts(tmp_path: Path) -> None:
     settings_file = json.loads((out / "phantom.json").read_text())
     assert (settings_file["count"], settings_file["size"], settings_file["seed"]) == (30, 48, 2)
     assert settings_file["mask_bits"] == MASK_BITS
+
+
+def test_shoulders_that_stand_high_are_drawn_too() -> None:
+    """In this film the shoulders reach above the root of the neck, so two levels of the outline coincide."""
+    with np.errstate(divide="raise", invalid="raise"):
+        film = draw_film(5, 1493, 64)
+    assert np.isfinite(film.image).all()

@@ -204,7 +204,7 @@ class Thorax:
             (self.base + 14, 0.98 * outer),
         )
         at, width = np.array(outline).T
-        at = np.maximum.accumulate(at + np.arange(at.size) * 1e-3)  # rising, also where shoulders stand high
+        at = np.maximum.accumulate(at) + np.arange(at.size) * 1e-3  # rising, also where shoulders stand high
         level = np.concatenate([[top - 14, top - 4, top - 1], np.linspace(top, self.base + 10, 24)])
         covered = np.maximum(self._half_depth(level[3:]) + 1.5, 6.2)
         depth = np.concatenate([[5.4, 5.6, 6.0], covered]) + 0.4 * p.wall
