@@ -6,10 +6,9 @@ Presets are small YAML files beside this module that say only what differs from 
 from __future__ import annotations
 
 import difflib
-import types
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -386,6 +385,4 @@ def _describe(section: Section, lines: list[str], indent: int) -> None:
 def _choices(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return f" ({'|'.join(str(choice) for choice in get_args(annotation))})"
-    if get_origin(annotation) in (Union, types.UnionType):
-        return ""
     return ""
