@@ -1,0 +1,138 @@
+"""An atlas of the prototypes: for each place, how sure its prototype is and which patches it deems typical.
+
+How close a patch is to a prototype is the Hellinger distance between its cluster probabilities q (teacher, softmax)
+and the prototype c: 0 for equal ones, 1 for ones that share no cluster. N films, L places, K clusters, p patch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afire.data.dataset import Films
+from afire.errors import UserError
+from afire.model.afire import AFiRe
+from afire.model.positions import Grid
+from afire.model.vit import patchify
+from afire.progress import progress
+from afire.tasks.figure_films import Rows
+
+BATCH = 64
+_LOWEST, _HIGHEST = -2.0, 2.0  # of a film's standardised grey levels, shown as black and white
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """What the prototypes say, place by place (L, row by row), about N films."""
+
+    grid: Grid
+    clusters: int
+    entropy: NDArray[np.float64]  # (L,), 1 = uniform
+    cluster: NDArray[np.int64]  # (L,), the likeliest
+    probability: NDArray[np.float64]  # (L,), of the likeliest
+    nearest_film: NDArray[np.int64]  # (L, k), rows of the manifest, from the closest on; each film once
+    nearest_place: NDArray[np.int64]  # (L, k), where in that film the patch lies
+    nearest_distance: NDArray[np.float64]  # (L, k)
+    nearest_patches: NDArray[np.float32]  # (L, k, p, p) in [0, 1], of standardised films
+    typical_film: NDArray[np.int64]  # (L,), whose patch at this very place is closest
+    typical_patches: NDArray[np.float32]  # (L, p, p)
+    own_place: NDArray[np.float64]  # (L,), share of films whose closest patch lies at the prototype's own place
+    near_place: NDArray[np.float64]  # (L,), the same with the eight places around it
+    mean_film: NDArray[np.float32]  # (S, S), of the standardised films
+
+
+def build_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int, device: torch.device) -> Atlas:
+    """Compare every patch of ``rows`` with every prototype."""
+    _check(model, films, rows, nearest)
+    model = model.to(device)
+    prototypes = model.prototypes.detach().float()
+    affinity_NLL, mean_film = _affinities(model, films, rows, prototypes, device)
+    grid, places = model.grid, prototypes.shape[0]
+    best_place_NL = affinity_NLL.argmax(dim=1)  # of each film, for each prototype
+    best_NL = affinity_NLL.gather(1, best_place_NL[:, None])[:, 0]
+    top = best_NL.topk(nearest, dim=0)
+    nearest_number = top.indices.T
+    nearest_place = best_place_NL.gather(0, top.indices).T
+    typical = torch.diagonal(affinity_NLL, dim1=1, dim2=2).argmax(dim=0)
+    entropy = torch.special.entr(prototypes).sum(1) / np.log(prototypes.shape[1])
+    probability, cluster = prototypes.max(dim=1)
+    own, near = _at_home(best_place_NL, grid)
+    return Atlas(
+        grid=grid,
+        clusters=prototypes.shape[1],
+        entropy=entropy.double().cpu().numpy(),
+        cluster=cluster.cpu().numpy(),
+        probability=probability.double().cpu().numpy(),
+        nearest_film=rows[nearest_number.cpu().numpy()],
+        nearest_place=nearest_place.cpu().numpy(),
+        nearest_distance=_distance(top.values.T).double().cpu().numpy(),
+        nearest_patches=_patches(films, rows, nearest_number.cpu(), nearest_place.cpu(), model.patch_size),
+        typical_film=rows[typical.cpu().numpy()],
+        typical_patches=_patches(films, rows, typical[:, None].cpu(), torch.arange(places)[:, None], model.patch_size)[
+            :, 0
+        ],
+        own_place=own.double().cpu().numpy(),
+        near_place=near.double().cpu().numpy(),
+        mean_film=mean_film,
+    )
+
+
+def _check(model: AFiRe, films: Films, rows: Rows, nearest: int) -> None:
+    _ = model.prototypes  # says so when there are none
+    if model.config.losses.contrast == "feature":
+        raise UserError("this run contrasts features (losses.contrast is feature) and has no clusters to show.")
+    if films.size != model.config.image.size:
+        raise UserError(
+            f"the films have {films.size} px, but the prototypes are places of a film of {model.config.image.size} px; "
+            f"pack the films at {model.config.image.size}."
+        )
+    if len(rows) < nearest:
+        raise UserError(f"{nearest} nearest patches need as many normal films, but there are {len(rows)}.")
+
+
+@torch.inference_mode()
+def _affinities(
+    model: AFiRe, films: Films, rows: Rows, prototypes_LK: Tensor, device: torch.device
+) -> tuple[Tensor, NDArray[np.float32]]:
+    """sum_k sqrt(q c) of each patch and prototype, (N, L patches, L prototypes), and the mean of the films."""
+    root_KL = prototypes_LK.sqrt().T
+    found, total = [], torch.zeros(films.size, films.size, dtype=torch.float64)
+    with progress("prototypes", len(rows), "films") as bar:
+        for start in range(0, len(rows), BATCH):
+            images = films.batch(rows[start : start + BATCH])
+            found.append((model.assign(images.to(device)) / 2).exp() @ root_KL)
+            total += standardised(images)[:, 0].double().sum(dim=0)
+            bar.advance(len(images))
+    return torch.cat(found), (total / len(rows)).float().numpy()
+
+
+def _distance(affinity: Tensor) -> Tensor:
+    return (1 - affinity).clamp_min(0).sqrt()
+
+
+def _at_home(best_place_NL: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    home = torch.arange(grid[0] * grid[1], device=best_place_NL.device)
+    rows = (best_place_NL // grid[1] - home // grid[1]).abs()
+    columns = (best_place_NL % grid[1] - home % grid[1]).abs()
+    return (best_place_NL == home).float().mean(dim=0), ((rows <= 1) & (columns <= 1)).float().mean(dim=0)
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Films by their own mean and deviation, shown between -2 and 2: patches of many films then have one tone."""
+    std, mean = torch.std_mean(images, dim=(1, 2, 3), keepdim=True, correction=0)
+    return (((images - mean) / std.clamp_min(1e-3) - _LOWEST) / (_HIGHEST - _LOWEST)).clamp(0, 1)
+
+
+def _patches(films: Films, rows: Rows, numbers_Lk: Tensor, places_Lk: Tensor, patch_size: int) -> NDArray[np.float32]:
+    """The patches (L, k, p, p) of the given films (numbers into ``rows``) at the given places."""
+    used, where = torch.unique(numbers_Lk, return_inverse=True)
+    cut = torch.empty(*numbers_Lk.shape, patch_size, patch_size)
+    for number, film in enumerate(used.tolist()):
+        patches = patchify(standardised(films.batch([int(rows[film])])), patch_size)[0]
+        chosen = where == number
+        cut[chosen] = patches[places_Lk[chosen]].view(-1, patch_size, patch_size)
+    return cut.numpy()
