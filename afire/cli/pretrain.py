@@ -19,7 +19,11 @@ def pretrain(
     config_file: ConfigFile = None,
     overrides: Set = None,
     init: Annotated[
-        Path | None, typer.Option(help="Start from weights: a run, or a timm, DINO, MAE or original AFiRe file.")
+        str | None,
+        typer.Option(
+            help="Start from weights: a run, a bundle, hf://owner/name, or a timm, DINO, MAE, Hugging Face or original "
+            "AFiRe file."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Resume although settings or data changed.")] = False,

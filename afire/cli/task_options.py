@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 Weights = Annotated[
     str,
     typer.Option(
-        "--weights", help="A run folder, a weights file (timm, DINO, MAE, original AFiRe) or random.", metavar="WEIGHTS"
+        "--weights",
+        help="A run, a bundle, hf://owner/name, a file (timm, DINO, MAE, Hugging Face, original AFiRe) or random.",
+        metavar="WEIGHTS",
     ),
 ]
 Data = Annotated[Path, typer.Option("--data", help="A pack, a manifest (.parquet or .csv) or a folder of films.")]

@@ -175,7 +175,8 @@ class VisionTransformer(nn.Module):
     def _embed(self, images: Tensor) -> Tensor:
         """Tokens (B, 1 + L, D) before the first block."""
         positions = self.positions_for(grid_of(images.shape[-2], images.shape[-1], self.patch_size))
-        class_token = (self.cls_token + positions[:, :1]).expand(len(images), -1, -1)
+        # shape[0], not len: torch.export keeps a shape symbolic and freezes a len, and with it the batch size.
+        class_token = (self.cls_token + positions[:, :1]).expand(images.shape[0], -1, -1)
         patches = self.patch_embed(images) + positions[:, 1:]
         return torch.cat([class_token.to(patches.dtype), patches], dim=1)
 

@@ -1,4 +1,4 @@
-"""The encoder a task starts from: random, of a run, or of a file; always with a hash of what is in it."""
+"""The encoder a task starts from: random, of a run, a bundle or a file; always with a hash of what is in it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from afire.model.vit import VisionTransformer, initialise
 from afire.training.checkpoint import weights_file
 from afire.training.run_folder import CONFIG
 from afire.weights import load_encoder, read_tensors
+from afire.weights.bundle import Bundle, is_bundle, open_bundle
+from afire.weights.hub import bundle_name, local_path
 
 RANDOM = "random"
 # What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
@@ -39,9 +41,10 @@ class Backbone:
 def load_backbone(
     weights: str, config: Config | None = None, *, network: Network = "teacher", seed: int = 0
 ) -> Backbone:
-    """``random``, a run folder (its newest whole checkpoint), a checkpoint folder, or a weights file.
+    """``random``, a run folder (its newest whole checkpoint), a checkpoint folder, a bundle, or a weights file.
 
-    A run brings its own settings, and ``config`` may only repeat them. Random weights and files need ``config`` for
+    ``hf://owner/name`` is any of them, but a run, on a hub. A run and a bundle bring their own settings, and ``config``
+    may only repeat them. Random weights and files need ``config`` for
     the architecture. ``seed`` draws the random weights; ``network`` chooses in a run.
     """
     if weights == RANDOM:
@@ -50,11 +53,13 @@ def load_backbone(
         initialise(encoder, torch.Generator().manual_seed(seed))
         report = f"random weights from seed {seed}"
         return _finish(encoder, config, RANDOM, report)
-    path = Path(weights)
+    path = local_path(weights)
+    if is_bundle(path):
+        return _load_bundle(open_bundle(path), config, network, bundle_name(weights))
     file = weights_file(path)
     settings = run_config_file(path)
     if settings is not None:
-        config = _run_config(settings, config)
+        config = _same_config(load_config(file=settings), config, f"the run in {settings.parent}")
         encoder = VisionTransformer.from_config(config.encoder, config.image)
         report = _load_run(encoder, file, network)
         return _finish(encoder, config, path.resolve().name, report)
@@ -103,9 +108,8 @@ def _required(config: Config | None, why: str) -> Config:
     return config
 
 
-def _run_config(settings: Path, asked: Config | None) -> Config:
-    """The run's own settings; what was asked beside them must not contradict."""
-    config = load_config(file=settings)
+def _same_config(config: Config, asked: Config | None, whose: str) -> Config:
+    """``config``, which the weights bring; what was asked beside it must not contradict."""
     if asked is None:
         return config
     for section in ("encoder", "image"):
@@ -113,10 +117,21 @@ def _run_config(settings: Path, asked: Config | None) -> Config:
         for key, value in ours.items():
             if f"{section}.{key}" not in _FREE and theirs[key] != value:
                 raise UserError(
-                    f"the run in {settings.parent} has {section}.{key} {value}, but {theirs[key]} was asked for; "
+                    f"{whose} has {section}.{key} {value}, but {theirs[key]} was asked for; "
                     "leave out --preset, --config and --set: a run brings its own settings."
                 )
     return config
+
+
+def _load_bundle(bundle: Bundle, asked: Config | None, network: Network, name: str) -> Backbone:
+    config = _same_config(bundle.config, asked, f"the bundle {bundle.folder}")
+    encoder = VisionTransformer.from_config(config.encoder, config.image)
+    file = bundle.encoder_file(network)
+    tensors = read_tensors(file)
+    _check_whole(encoder.state_dict(), tensors, file)
+    encoder.load_state_dict(tensors)
+    report = f"{len(tensors)} tensors of the {network} from the bundle {name} ({bundle.hash[:12]})"
+    return _finish(encoder, config, name, report)
 
 
 def _load_run(encoder: VisionTransformer, file: Path, network: Network) -> str:

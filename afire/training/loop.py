@@ -82,7 +82,7 @@ def pretrain(
     rows: np.ndarray | None = None,
     *,
     source: str = "",
-    init: Path | None = None,
+    init: str | Path | None = None,
     resume: bool = False,
     force: bool = False,
     device: str = "auto",
@@ -105,7 +105,7 @@ class Run:
         out: Path,
         rows: np.ndarray | None,
         source: str,
-        init: Path | None,
+        init: str | Path | None,
         resume: bool,
         force: bool,
         device: str,
@@ -149,7 +149,7 @@ class Run:
         self.red_epochs = 0
         self.last_save = time.monotonic()
 
-    def _start_from(self, init: Path) -> None:
+    def _start_from(self, init: str | Path) -> None:
         report = load_encoder(self.model.student.encoder, checkpoints.weights_file(init))
         self.model.teacher.encoder.load_state_dict(self.model.student.encoder.state_dict())
         if self.accelerator.is_main_process:

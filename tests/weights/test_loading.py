@@ -138,7 +138,7 @@ def test_torn_files_are_sentences(tmp_path: Path, content: bytes, suffix: str) -
 
 
 def test_files_without_a_vit_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no ViT in timm's naming.*conv1\.weight"):
+    with pytest.raises(UserError, match=r"no ViT in timm's or Hugging Face's naming.*conv1\.weight"):
         find_encoder({"conv1.weight": torch.zeros(1)}, tmp_path / "resnet.pth")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
     with pytest.raises(UserError, match="holds a list"):

@@ -1,0 +1,205 @@
+"""A bundle: one folder with a pre-trained AFiRe, its settings, a card, a sample with expected outputs, and hashes.
+
+    BUNDLE/
+        README.md              the model card
+        config.json            format, settings, where the weights come from
+        preprocessing.json     from a film to the network's input, in words and numbers other tools can use
+        encoder.safetensors    the teacher's encoder, in timm's names: the one to use
+        student.safetensors    the student's encoder
+        head.safetensors       the heads of both (`teacher.*`, `student.*`)
+        decoder.safetensors    prototypes.safetensors    lesion_classifier.safetensors
+        detector/              a fitted detector, when there is one: its thresholds and calibration
+        sample/                a phantom film and what the networks say about it
+        manifest.json          the SHA-256 of every file above
+
+Parts that a model does not have are left out. Nothing is used before its hash was compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch import Tensor
+
+from afire._version import __version__
+from afire.config import Config, validate
+from afire.errors import UserError
+from afire.files import read_json, require_folder, sha256_file, sha256_text
+from afire.model.afire import AFiRe, Network
+from afire.weights.reading import read_tensors
+
+FORMAT = 1
+CONFIG, MANIFEST, CARD, PREPROCESSING = "config.json", "manifest.json", "README.md", "preprocessing.json"
+DETECTOR, SAMPLE = "detector", "sample"
+_VERSION_KEY = "afire_bundle"
+# Part of a bundle: how its tensors are called in AFiRe, and here.
+_PARTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "encoder": (("teacher.encoder.", ""),),
+    "student": (("student.encoder.", ""),),
+    "head": (("teacher.head.", "teacher."), ("student.head.", "student.")),
+    "decoder": (("decoder.", ""),),
+    "prototypes": (("bank.", ""),),
+    "lesion_classifier": (("lesion_classifier.", ""),),
+}
+PARTS = tuple(_PARTS)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle: every file in it is what was written."""
+
+    folder: Path
+    config: Config
+    about: Mapping[str, Any]
+    """``config.json`` as it stands."""
+    hash: str
+    """Of all files and their names."""
+
+    @property
+    def detector(self) -> Path | None:
+        """The folder of the detector inside, if there is one."""
+        return self.folder / DETECTOR if (self.folder / DETECTOR).is_dir() else None
+
+    def encoder_file(self, network: Network = "teacher") -> Path:
+        return part_file(self.folder, "encoder" if network == "teacher" else "student")
+
+    def model(self) -> AFiRe:
+        """The whole model in evaluation mode, with the teacher's temperature it had at the end."""
+        model = AFiRe(self.config)
+        parts = {part: read_tensors(part_file(self.folder, part)) for part in self.about["parts"]}
+        try:
+            model.load_state_dict(join_parts(parts))
+        except RuntimeError as error:
+            first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+            raise UserError(f"{self.folder}: the weights do not fit {CONFIG}: {first}") from None
+        model.teacher_temperature = float(self.about["teacher_temperature"])
+        return model.eval()
+
+
+def part_file(folder: Path, part: str) -> Path:
+    return folder / f"{part}.safetensors"
+
+
+def is_bundle(folder: Path) -> bool:
+    """Whether ``folder`` is a bundle, whole or not; other tools have a ``config.json`` too."""
+    if not folder.is_dir():
+        return False
+    if (folder / MANIFEST).is_file():
+        return True
+    try:
+        return (folder / CONFIG).is_file() and _VERSION_KEY in read_json(folder / CONFIG)
+    except (UserError, TypeError):
+        return False
+
+
+def open_bundle(folder: Path) -> Bundle:
+    """Check the format, then every file against its hash, then the settings; each failure is a sentence."""
+    require_folder(folder, "bundle")
+    about = _read_config(folder)
+    content = check_files(folder)
+    settings = about.get("settings")
+    if not isinstance(settings, Mapping):
+        raise UserError(f"{folder / CONFIG} holds no settings; export the bundle again.")
+    try:
+        config = validate(settings, Config)
+    except UserError as error:
+        raise UserError(
+            f"{folder / CONFIG} was written by afire {about.get('afire')} and does not fit afire {__version__}: {error}"
+        ) from None
+    return Bundle(folder, config, about, content)
+
+
+def describe(config: Config, parts: list[str], **facts: Any) -> dict[str, Any]:
+    """What ``config.json`` holds."""
+    return {_VERSION_KEY: FORMAT, "afire": __version__, "parts": parts, **facts, "settings": config.model_dump()}
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{folder} lacks {CONFIG}; the bundle is not whole, get it again.")
+    about: Mapping[str, Any] = read_json(folder / CONFIG)
+    version = about.get(_VERSION_KEY) if isinstance(about, Mapping) else None
+    if version != FORMAT:
+        found = "no bundle of afire" if version is None else f"a bundle of format {version}"
+        raise UserError(
+            f"{folder} is {found}, and afire {__version__} reads format {FORMAT}; "
+            "use the afire version that wrote it, or export it again."
+        )
+    return about
+
+
+def list_files(folder: Path) -> dict[str, Any]:
+    """What ``manifest.json`` holds: size and SHA-256 of every file of the bundle, and a hash of the list."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    files = {
+        name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
+        for name in names
+        if name != MANIFEST
+    }
+    return {_VERSION_KEY: FORMAT, "hash": _list_hash(files), "files": files}
+
+
+def check_files(folder: Path) -> str:
+    """Compare every file with ``manifest.json``; the hash of the list, or a sentence that names the first bad file."""
+    if not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} lacks {MANIFEST}; the bundle is not whole, get it again.")
+    manifest = read_json(folder / MANIFEST)
+    try:
+        files = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        content, version = manifest["hash"], manifest[_VERSION_KEY]
+        if content != _list_hash(manifest["files"]) or version != FORMAT or CONFIG not in files:
+            raise ValueError
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{folder / MANIFEST} was altered or is torn; get the bundle again.") from None
+    for name, (size, expected) in files.items():
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+            raise UserError(f"{folder / MANIFEST} names {name}, which lies outside the bundle; do not use it.")
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{folder} lacks {name}; the bundle is not whole, get it again.")
+        if file.stat().st_size != size or sha256_file(file) != expected:
+            raise UserError(f"{file} is not what was exported (its SHA-256 differs from {MANIFEST}); get it again.")
+    return str(content)
+
+
+def unlisted_files(folder: Path) -> list[str]:
+    """Files beside the bundle's own, which nothing reads: a hub's or a disk's leftovers."""
+    listed = set(read_json(folder / MANIFEST)["files"]) | {MANIFEST}
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return sorted(name for name in found if name not in listed)
+
+
+def split_parts(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """AFiRe's state dict by part of the bundle; parts the model does not have are left out."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        part, short = _place(name)
+        parts.setdefault(part, {})[short] = tensor
+    return parts
+
+
+def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The inverse of :func:`split_parts`."""
+    state: dict[str, Tensor] = {}
+    for part, tensors in parts.items():
+        for short, tensor in tensors.items():
+            long = next(
+                (before + short.removeprefix(here) for before, here in _PARTS[part] if short.startswith(here)), ""
+            )
+            state[long or short] = tensor
+    return state
+
+
+def _place(name: str) -> tuple[str, str]:
+    for part, prefixes in _PARTS.items():
+        for before, here in prefixes:
+            if name.startswith(before):
+                return part, here + name.removeprefix(before)
+    raise AssertionError(f"{name} belongs to no part of a bundle")
+
+
+def _list_hash(files: Mapping[str, Mapping[str, Any]]) -> str:
+    return sha256_text("".join(f"{entry['sha256']} {entry['bytes']} {name}\n" for name, entry in sorted(files.items())))
