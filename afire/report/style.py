@@ -20,6 +20,8 @@ from afire.files import write_atomic
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 INK, FAINT = "#333333", "#B8B8B8"
+SINGLE, DOUBLE = 3.4, 7.0  # inches: the columns of a journal
+PRINT_DPI = 300
 _SETTINGS = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -44,10 +46,26 @@ _SETTINGS = {
 }
 
 
+# What a figure of one or two columns needs besides: the same look with the text sizes of print.
+_PRINT = {
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "legend.fontsize": 6.5,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+}
+
+
 @contextmanager
-def style() -> Iterator[None]:
-    """Draw figures in the look of this module."""
-    with plt.rc_context(_SETTINGS):
+def style(print_size: bool = False) -> Iterator[None]:
+    """Draw figures in the look of this module; ``print_size`` for figures as wide as a journal's columns."""
+    with plt.rc_context({**_SETTINGS, **(_PRINT if print_size else {})}):
         yield
 
 
@@ -65,15 +83,15 @@ def panels(count: int, side: float = 2.1, share: bool = True, most_columns: int 
     return figure, axes[:count]
 
 
-def save_figure(figure: Figure, stem: Path) -> list[Path]:
+def save_figure(figure: Figure, stem: Path, dpi: int = 160) -> list[Path]:
     """Write ``stem``.png and ``stem``.pdf, each whole or not at all, and forget the figure."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
     for path in paths:
-        write_atomic(path, partial(_save, figure))
+        write_atomic(path, partial(_save, figure, dpi))
     plt.close(figure)
     return paths
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, dpi: int, path: Path) -> None:
     # Without a date the same figure is the same file.
-    figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+    figure.savefig(path, dpi=dpi, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)

@@ -96,7 +96,7 @@ def check_out(out: Path, force: bool) -> None:
 def write_result(out: Path, result: Result, predictions: pd.DataFrame) -> None:
     """Write the predictions, then ``result.json``: its presence says that the result is whole."""
     write_atomic(out / PREDICTIONS, lambda path: predictions.to_parquet(path, index=False))
-    write_json(out / RESULT, {"format": FORMAT, **_to_json(asdict(result))})
+    write_json(out / RESULT, {"format": FORMAT, **to_json(asdict(result))})
 
 
 def read_result(path: Path) -> Result:
@@ -154,12 +154,12 @@ def _list(raw: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else float(value) for value in raw]
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     """NaN and infinities become null; numpy numbers and paths become plain ones."""
     if isinstance(value, Mapping):
-        return {str(key): _to_json(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
+        return [to_json(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
