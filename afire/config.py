@@ -256,6 +256,13 @@ def load_settings(kind: type[SectionType], files: Iterable[Path], overrides: Ite
     return validate(values, kind)
 
 
+def changed(config: SectionType, values: Mapping[str, Any]) -> SectionType:
+    """The same settings but for ``values``, which are nested as in a YAML file."""
+    merged = config.model_dump()
+    _merge(merged, values)
+    return validate(merged, type(config))
+
+
 def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -> Path:
     """The YAML file of a preset, one of ``presets``; those of a task carry its name as ``prefix``."""
     known = list(presets)

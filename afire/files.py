@@ -99,6 +99,10 @@ def require_file(path: Path, what: str) -> Path:
     return path
 
 
+class FolderBusyError(UserError):
+    """Another process holds the folder; it may let go of it."""
+
+
 @contextmanager
 def folder_lock(folder: Path, what: str) -> Iterator[None]:
     """Hold ``folder`` for this process; a second one is told so at once. The lock dies with its process."""
@@ -111,7 +115,7 @@ def folder_lock(folder: Path, what: str) -> Iterator[None]:
         except ImportError:  # not a POSIX system: two writers are then the user's to avoid
             pass
         except BlockingIOError:
-            raise UserError(
+            raise FolderBusyError(
                 f"another process is writing {what} {folder}; wait for it or choose another folder."
             ) from None
         yield

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from afire.cli import ablate as ablate_command
 from afire.cli import compare as compare_command
 from afire.cli import config as config_command
 from afire.cli import data as data_commands
@@ -36,6 +37,7 @@ app.command("probe")(probe_command.probe)
 app.command("compare")(compare_command.compare)
 app.command("finetune")(finetune_command.finetune)
 app.command("segment")(segment_command.segment)
+app.command("ablate")(ablate_command.ablate)
 app.command("config")(config_command.config)
 
 

@@ -1,0 +1,210 @@
+"""``afire ablate``: what each part of the method is worth, as a table with seeds, tests and the paper's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose
+from afire.cli.task_options import Data, Seeds, SplitFile
+
+if TYPE_CHECKING:
+    from afire.studies.ablate_grid import Cell, Study
+    from afire.studies.ablate_rows import Row
+    from afire.studies.ablate_run import Outcome, Workers
+    from afire.studies.ablate_table import AblationTable
+
+
+def ablate(
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the study; started again, it goes on there.")],
+    rows: Annotated[
+        str, typer.Option("--rows", help="table1, table4, ours, all, names of rows or YAML files, by commas.")
+    ] = "table1,table4",
+    root: Root = None,
+    split: SplitFile = None,
+    labels: Annotated[
+        str, typer.Option("--labels", help="Labels of the probe, separated by commas; abnormal means not normal.")
+    ] = "abnormal",
+    seeds: Seeds = "0,1,2",
+    preset: Preset = "small",
+    config_file: ConfigFile = None,
+    overrides: Set = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, help="Cells side by side; default: by cores, or one a GPU.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each cell on a CPU.")] = 1,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it may take.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train, probe and tabulate the ablations of the paper and ours. Finished cells are never run again.
+
+    Example: [cyan]afire ablate --data packs/childcxr --out studies/childcxr --seeds 0,1,2[/cyan]
+
+    A cell is one row with one seed. Kill it and start it again with the same arguments: it goes on where it was.
+    """
+    from afire.cli.task_options import parse_labels, parse_seeds
+    from afire.config import load_config
+    from afire.data.splits import read_split
+    from afire.files import folder_lock
+    from afire.studies.ablate_grid import begin_study, open_study, plan_cells
+    from afire.studies.ablate_rows import choose_rows
+    from afire.studies.ablate_run import plan_workers, run_cells
+
+    chosen = choose_rows(rows)
+    study = open_study(
+        data,
+        out,
+        load_config(preset, config_file, overrides or ()),
+        root=root,
+        split=read_split(split) if split is not None else None,
+        labels=parse_labels(labels),
+    )
+    cells = plan_cells(study, chosen, parse_seeds(seeds))
+    waiting = [cell for cell in cells if cell.result() is None]
+    workers = plan_workers(jobs, threads, device, len(waiting))
+    if plan:
+        _show_plan(cells, study, workers)
+        return
+    with folder_lock(out, "the study in"):
+        begin_study(study)
+        _say_start(len(chosen), cells, waiting, workers)
+        outcome = run_cells(study, waiting, workers, _report(len(cells), len(cells) - len(waiting)))
+        _write_table(study, chosen, cells, quiet)
+    _end(outcome)
+
+
+def _say_start(rows: int, cells: list[Cell], waiting: list[Cell], workers: Workers) -> None:
+    import logging
+
+    logging.getLogger("afire").info(
+        "%d rows, %d different cells, %d finished; %d to run, %d side by side on %s",
+        rows,
+        len(cells),
+        len(cells) - len(waiting),
+        len(waiting),
+        workers.jobs,
+        f"{len(workers.gpus)} GPUs" if workers.gpus else f"the CPU, {workers.threads} thread(s) each",
+    )
+
+
+def _report(total: int, done_before: int) -> Any:
+    """A line for each cell as it ends."""
+    import logging
+
+    from afire.progress import format_seconds
+    from afire.studies.ablate_detect import DETECTION
+
+    logger = logging.getLogger("afire")
+    ended = done_before
+
+    def report(cell: Cell, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
+        nonlocal ended
+        ended += 1
+        ahead = f"; about {format_seconds(left)} left" if left is not None else ""
+        if result is None:
+            logger.warning("[%d/%d] %s failed: %s%s", ended, total, cell.name, failure, ahead)
+            return
+        took = format_seconds(sum(result["seconds"].values()))
+        logger.info(
+            "[%d/%d] %s: probe AUC %.3f, detection AUC %.3f, %s%s",
+            ended,
+            total,
+            cell.name,
+            result["probe"].get("auc", float("nan")),
+            result["detection"][DETECTION],
+            took,
+            ahead,
+        )
+
+    return report
+
+
+def _show_plan(cells: list[Cell], study: Study, workers: Workers) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from afire.cli.options import console
+    from afire.progress import format_seconds
+    from afire.studies.ablate_estimate import estimate_seconds
+
+    screen = console()
+    table = Table()
+    for name in ("cell", "state", "also"):
+        table.add_column(name, overflow="fold")
+    table.add_column("about", justify="right")
+    estimates = estimate_seconds(study, cells, workers)
+    states = {cell.key: cell.state() for cell in cells}
+    for cell in cells:
+        about = "" if states[cell.key] == "finished" else format_seconds(estimates[cell.key])
+        table.add_row(Text(cell.name), states[cell.key], Text(", ".join(cell.rows[1:])), about)
+    left = [estimates[cell.key] for cell in cells if states[cell.key] != "finished"]
+    screen.print(table)
+    hours = format_seconds(max(sum(left) / workers.jobs, max(left, default=0.0)))
+    screen.print(f"{len(cells)} cells, {len(left)} to run, {workers.jobs} side by side: about {hours}", highlight=False)
+
+
+def _write_table(study: Study, rows: list[Row], cells: list[Cell], quiet: bool) -> None:
+    from afire.cli.options import console
+    from afire.files import write_json, write_text
+    from afire.report.ablation_figure import ablation_figure
+    from afire.report.ablation_table import ablation_csv, ablation_json, ablation_latex, ablation_markdown
+    from afire.report.style import save_figure, style
+    from afire.studies.ablate_table import make_table
+
+    table = make_table(study, rows, cells)
+    if table is None:
+        return
+    with style():
+        pictures = save_figure(ablation_figure(table), study.out / "ablation")
+    write_text(study.out / "table.md", ablation_markdown(table, [p.name for p in pictures if p.suffix == ".png"]))
+    write_text(study.out / "table.tex", ablation_latex(table))
+    write_text(study.out / "table.csv", ablation_csv(table))
+    write_json(study.out / "table.json", ablation_json(table))
+    if not quiet:
+        _show_table(table)
+        console().print(str(study.out / "table.md"), soft_wrap=True, markup=False, highlight=False)
+
+
+def _show_table(table: AblationTable) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from afire.cli.options import console
+    from afire.report.ablation_table import ordering_sentence
+    from afire.report.words import mean_sd, number, p_text
+
+    screen = console()
+    shown = Table()
+    shown.add_column("row", overflow="fold")
+    for name in ("AUC", "paper", "p paired", "detection", "p paired"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in table.rows:
+        tests = [p_text(row.against[name].paired.p) if row.against else "–" for name in ("auc", "detection")]
+        probe, detection = (mean_sd(row.measures[name]) for name in ("auc", "detection"))
+        paper = number(row.paper["auc"]) if row.paper else "–"
+        shown.add_row(Text(row.row.title), probe, paper, tests[0], detection, tests[1])
+    screen.print(shown)
+    if table.ordering is not None:
+        screen.print(Text(ordering_sentence(table.ordering)), soft_wrap=True)
+    for note in table.notes:
+        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _end(outcome: Outcome) -> None:
+    """Exit codes: 128 + the signal that stopped it, 1 when a cell failed."""
+    import logging
+
+    logger = logging.getLogger("afire")
+    for cell, failure in outcome.failed:
+        logger.warning("failed: %s: %s; its log is %s", cell.name, failure, cell.folder / "log.txt")
+    if outcome.signal:
+        logger.warning("stopped by a signal; the same command goes on from here")
+        raise typer.Exit(128 + outcome.signal)
+    if outcome.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,184 @@
+"""One cell of an ablation, in a process of its own: train, probe, detect, and last of all ``cell.json``.
+
+Started by :mod:`afire.studies.ablate_run` as ``python -m afire.studies.ablate_cell CELL_FOLDER``, so that a crash or a
+kill ends one cell and no other. Its standard input is a pipe that nobody writes to: it ends when the parent does, and
+then the cell saves and ends too, instead of going on unseen beside the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from afire import progress
+from afire._version import __version__
+from afire.config import Config, changed, validate
+from afire.data.dataset import Films, open_films
+from afire.data.splits import Split, read_split
+from afire.errors import UserError
+from afire.files import FolderBusyError, folder_lock, read_json, write_atomic, write_json
+from afire.studies.ablate_detect import detection_scores
+from afire.studies.ablate_grid import CELL, DETECTION, FORMAT, PROBE, REQUEST, RUN, detection_rows
+from afire.tasks.backbone import pick_device
+from afire.tasks.experiment import StoppedBySignal
+from afire.tasks.metrics import auc
+from afire.tasks.probe_task import ProbeTask, run_probe
+from afire.tasks.results import write_result
+from afire.training import pretrain
+from afire.training.run_folder import SUMMARY, RunFolder, environment
+from afire.training.selection import normal_training_rows
+
+_SECONDS_FOR_THE_LOCK = 180.0
+# A cell's run is one of many: no pictures, and one checkpoint is enough to go on from.
+_RUN_SETTINGS = {"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1, "checkpoint_epochs": 1, "wandb": False}
+
+logger = logging.getLogger("afire")
+
+
+def run_cell(folder: Path) -> None:
+    """Do what ``request.json`` in ``folder`` asks, going on where an earlier try ended, and write ``cell.json``."""
+    request = read_json(folder / REQUEST)
+    config = changed(validate(request["config"], Config), {"run": _RUN_SETTINGS})
+    root = Path(request["root"]) if request["root"] else None
+    data, split = Path(request["data"]), read_split(Path(request["split"]))
+    films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
+    seconds: dict[str, float] = {}
+    started = time.monotonic()
+    summary = _train(folder / RUN, config, films, split, data.name, request["device"])
+    seconds["train"] = time.monotonic() - started
+    probe = _probe(folder, config, data, root, split, request)
+    seconds["probe"] = time.monotonic() - started - seconds["train"]
+    detection = _detect(folder, films, split, request["device"])
+    seconds["detection"] = time.monotonic() - started - seconds["train"] - seconds["probe"]
+    state = environment()
+    write_json(
+        folder / CELL,
+        {
+            "format": FORMAT,
+            "key": request["key"],
+            "name": request["name"],
+            "seed": config.seed,
+            "config": config.model_dump(exclude={"run"}),
+            "probe": probe,
+            "detection": detection,
+            "losses": summary["losses"],
+            "health": summary["health"],
+            "parameters": summary["parameters"],
+            "seconds": {name: round(value, 2) for name, value in seconds.items()},
+            "epochs": config.training.epochs,
+            "afire": __version__,
+            "machine": {name: state[name] for name in ("system", "cores", "gpus", "python", "git")},
+            "torch": state["packages"].get("torch"),
+        },
+    )
+
+
+def _train(out: Path, config: Config, films: Films, split: Split, source: str, device: str) -> dict[str, Any]:
+    """Train, or go on with a begun training; the run's summary."""
+    summary = _summary(out)
+    if summary is None:
+        rows, sentence = normal_training_rows(films.manifest, split)
+        logger.info("%s", sentence)
+        resume = RunFolder(out).exists
+        result = pretrain(config, films, out, rows, source=source, resume=resume, device=device)
+        if result.status == "stopped":
+            raise StoppedBySignal(result.signal, out)
+        summary = read_json(out / SUMMARY)
+    return dict(summary)
+
+
+def _summary(out: Path) -> dict[str, Any] | None:
+    """The summary of a finished training, else None."""
+    if not (out / SUMMARY).exists():
+        return None
+    summary = read_json(out / SUMMARY)
+    return dict(summary) if summary["status"] == "finished" else None
+
+
+def _probe(
+    folder: Path, config: Config, data: Path, root: Path | None, split: Split, request: dict[str, Any]
+) -> dict[str, float]:
+    """The linear probe of the trained teacher; its metrics on the test films."""
+    task = ProbeTask(
+        weights=str(folder / RUN),
+        data=data,
+        root=root,
+        split=split,
+        labels=request["labels"],
+        seeds=[config.seed],
+        name=request["name"],
+        device=request["device"],
+    )
+    _, (result, predictions) = next(run_probe(task))
+    write_result(folder / PROBE, result, predictions)
+    return {name: value for name, value in result.runs[0].metrics.items() if value == value}
+
+
+def _detect(folder: Path, films: Films, split: Split, device: str) -> dict[str, float]:
+    """AUC of each detector on the test films; the scores stay beside it, film by film."""
+    parts = split.rows(films.manifest)
+    normal = normal_training_rows(films.manifest, split)[0]
+    rows, abnormal = detection_rows(films, parts["test"])
+    scores = detection_scores(folder / RUN, films, normal, rows, pick_device(device))
+    table = films.manifest.table.iloc[rows][["image", "patient"]].reset_index(drop=True)
+    table = pd.concat([table, pd.DataFrame({"abnormal": abnormal, **scores})], axis=1)
+    write_atomic(folder / DETECTION, lambda path: table.to_parquet(path, index=False))
+    return {name: auc(values, abnormal) for name, values in scores.items()}
+
+
+def _end_with_parent() -> None:
+    """Ask this process to stop as SIGTERM would, once standard input ends."""
+
+    def watch() -> None:
+        os.read(0, 1)  # not sys.stdin: its lock, held here, would abort the interpreter at its end
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main(folder: Path) -> int:
+    """Run the cell and return an exit code: 0 done, 2 a sentence about a mistake, 128 + n ended by signal n."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
+    logger.setLevel(logging.INFO)
+    progress.configure("lines")
+    _end_with_parent()
+    try:
+        with _lock(folder):
+            run_cell(folder)
+    except StoppedBySignal as stopped:
+        logger.info("stopped by signal %d after saving", stopped.signal)
+        return 128 + stopped.signal
+    except UserError as error:
+        logger.error("error: %s", error)
+        return 2
+    return 0
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the cell. The process of a start that was killed may still be saving: it ends by itself, so wait for it."""
+    deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(folder_lock(folder, "the cell"))
+                break
+            except FolderBusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
