@@ -105,8 +105,8 @@ def _reading() -> str:
         "Mean ± sd over seeds; AUC, ACC and F1 are of the linear probe on the mean teacher token. *p seeds*: Welch's "
         "independent two-sample t-test over the seeds. *p paired*: bootstrap over test patients of the mean over "
         "seeds, both rows on the same draws. The first asks whether a difference would hold with other seeds, the "
-        "second whether it would with other patients; a difference worth claiming passes both. The paper's column is the "
-        "paper's own network, films and schedule (ViT-B, 81,117 films, 800 epochs), not this one."
+        "second whether it would with other patients; a difference worth claiming passes both. The paper's column is "
+        "the paper's own network, films and schedule (ViT-B, 81,117 films, 800 epochs), not this one."
     )
 
 
