@@ -147,6 +147,28 @@ class SegmentConfig(Section):
     run: TaskRunConfig = Field(default_factory=TaskRunConfig)
 
 
+class AdaptConfig(Section):
+    """Adapting the networks to the target's normal films, with both self-supervised tasks."""
+
+    epochs: int = Field(10, ge=0, description="passes over the normal films; 0 = the weights as they are")
+    batch_size: int = Field(64, ge=2, description="films per process and step, before views")
+    learning_rate: float = Field(1e-4, gt=0, description="of Adam; not scaled by anything")
+    learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
+
+
+class DetectConfig(Section):
+    """All settings of fitting a detector."""
+
+    seed: int = Field(0, ge=0, description="every random choice follows from it")
+    score: str = Field("auto", description="a score, several joined by +, or auto: chosen on held-out normals")
+    held_out: float = Field(
+        0.25, gt=0, lt=1, description="share of the normal patients that choose and calibrate; with --split: its val part"
+    )
+    choose_share: float = Field(0.4, gt=0, lt=1, description="share of the held-out patients that choose the score")
+    false_alarms: float = Field(0.1, gt=0, lt=1, description="share of normal films that may alarm")
+    adapt: AdaptConfig = Field(default_factory=AdaptConfig)
+
+
 @overload
 def load_task_config(
     kind: Literal["finetune"], preset: str | None = None, file: Path | None = None, overrides: Iterable[str] = ()

@@ -246,10 +246,14 @@ class AFiRe(nn.Module):
 
         Not by Sinkhorn, whose answer for a film depends on the films beside it.
         """
+        return self.assign_tokens(self.encode(images, network), network, temperature)
+
+    def assign_tokens(self, tokens: Tensor, network: Network = "teacher", temperature: float | None = None) -> Tensor:
+        """As :meth:`assign`, for image tokens (B, L, D) that :meth:`encode` of the same network gave."""
         if self.config.losses.contrast == "feature":
             raise UserError("this model contrasts features (losses.contrast is feature) and has no clusters.")
         own = self.teacher_temperature if network == "teacher" else self.config.losses.student_temperature
-        return self._project(self._branch(network), self.encode(images, network), temperature or own)
+        return self._project(self._branch(network), tokens, temperature or own)
 
     def lesion_logits(self, images: Tensor, network: Network = "student") -> Tensor:
         """Films in [0, 1] -> logits (B, L) of the token lesion classifier, which learnt on the student's tokens."""

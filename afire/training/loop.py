@@ -39,6 +39,7 @@ from afire.training.health import Health, measure
 from afire.training.metrics import Metrics
 from afire.training.run_folder import RunFolder
 from afire.training.schedules import Schedules, StepSettings
+from afire.training.seen import remember_films
 from afire.training.signals import StopSignals
 from afire.weights import load_encoder
 
@@ -83,6 +84,7 @@ def pretrain(
     *,
     source: str = "",
     init: str | Path | None = None,
+    first_weights: Mapping[str, Tensor] | None = None,
     resume: bool = False,
     force: bool = False,
     device: str = "auto",
@@ -90,9 +92,11 @@ def pretrain(
 ) -> PretrainResult:
     """Pre-train AFiRe on the ``rows`` of ``films`` (all of them by default) and write the run folder ``out``.
 
-    ``observers`` are called at the end of an epoch on the first process; numbers they return are logged.
+    ``init`` gives the encoder its first weights; ``first_weights``, the state of a model of these settings, gives all
+    parts theirs (both networks, decoder, prototypes). ``observers`` are called at the end of an epoch on the first
+    process; numbers they return are logged.
     """
-    return Run(config, films, out, rows, source, init, resume, force, device, observers).train()
+    return Run(config, films, out, rows, source, init, first_weights, resume, force, device, observers).train()
 
 
 class Run:
@@ -106,6 +110,7 @@ class Run:
         rows: np.ndarray | None,
         source: str,
         init: str | Path | None,
+        first_weights: Mapping[str, Tensor] | None,
         resume: bool,
         force: bool,
         device: str,
@@ -128,8 +133,12 @@ class Run:
         self.model = AFiRe(config)
         if init is not None:
             self._start_from(init)
+        if first_weights is not None:
+            self.model.load_state_dict(first_weights)
         self.folder = RunFolder(out)  # from here on something is written: what can be refused was refused before
         found = self.folder.begin(config, self.data, resume, force) if ranks.is_main_process else None
+        if ranks.is_main_process:
+            remember_films(out, films, rows)
         ranks.wait_for_everyone()
         found = found if ranks.is_main_process or not resume else checkpoints.newest_checkpoint(out)
 

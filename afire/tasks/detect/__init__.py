@@ -1,0 +1,1 @@
+"""Anomaly detection from normal films only: scores, choice, calibration, and the detector that carries them."""

@@ -1,0 +1,182 @@
+"""Choosing a score without a label: how well each tells held-out normals from the same normals with drawn lesions.
+
+The kinds differ in texture, size, place and strength, and most are unlike the lesions of pre-training, so that a score
+is not chosen for having learnt one kind by heart. The rule is the mean AUC over the kinds. A second or third score is
+added, with equal weight and in sd of normals, only where the mean AUC gains enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afire.config import LesionConfig
+from afire.errors import UserError
+from afire.tasks.detect.scores import SCORES
+from afire.tasks.metrics import auc
+
+Floats = NDArray[np.float64]
+Scores = Mapping[str, Floats]
+
+KINDS: dict[str, LesionConfig] = {
+    "texture": LesionConfig(),
+    "small texture": LesionConfig(size_min=12, size_max=32),
+    "large haze in the lungs": LesionConfig(
+        place="lungs", haze=1, size_min=64, size_max=140, fade=True, amplitude_min=0.3, amplitude_max=0.9
+    ),
+    "small haze in the lungs": LesionConfig(
+        place="lungs", haze=1, size_min=24, size_max=64, fade=True, amplitude_min=0.3, amplitude_max=0.9
+    ),
+    "faint texture in the lungs": LesionConfig(
+        place="lungs", size_min=32, size_max=96, fade=True, amplitude_min=0.1, amplitude_max=0.3
+    ),
+    "pasted patch": LesionConfig(kind="anatpaste"),
+}
+GAIN = 0.005  # of the mean AUC: less is noise at the size of a held-out part
+MOST = 3  # scores in a combination
+NEVER_CHOSEN = ("paper",)  # a direction that is known to be wrong is shown, and not chosen
+
+
+@dataclass(frozen=True)
+class Component:
+    """A score within a combination, brought to mean 0 and sd 1 on normals."""
+
+    name: str
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen score and the numbers behind it: AUC of every score on every kind of lesion."""
+
+    components: tuple[Component, ...]
+    mean_auc: float
+    table: dict[str, dict[str, float]] = field(default_factory=dict)
+    steps: tuple[str, ...] = ()
+    films: int = 0
+    asked: bool = False  # by name, not chosen
+
+    @property
+    def name(self) -> str:
+        return " + ".join(component.name for component in self.components)
+
+    def __call__(self, scores: Scores) -> Floats:
+        """The film's score (N,): the mean of its components in sd of normals."""
+        return combine(scores, self.components)
+
+
+def combine(scores: Scores, components: Sequence[Component]) -> Floats:
+    """Mean of the components (N,), each in sd of normals."""
+    parts = [(np.asarray(scores[one.name], np.float64) - one.mean) / one.sd for one in components]
+    joined: Floats = np.mean(parts, axis=0)
+    return joined
+
+
+def choose(normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str] | None = None) -> Choice:
+    """Pick a score, or take the ``asked`` ones; ``lesioned`` holds the scores of each kind of lesion."""
+    table = {name: _separations(normal, lesioned, _component(normal, name)) for name in normal}
+    if asked is not None:
+        return _taken(normal, lesioned, asked, table)
+    candidates = [name for name in normal if name not in NEVER_CHOSEN]
+    chosen: list[Component] = []
+    best, steps = 0.0, []
+    while len(chosen) < MOST:
+        gains = {
+            name: _mean_auc(normal, lesioned, [*chosen, _component(normal, name)])
+            for name in candidates
+            if name not in {one.name for one in chosen}
+        }
+        if not gains:
+            break
+        name = max(gains, key=lambda one: (gains[one], -candidates.index(one)))
+        if chosen and gains[name] < best + GAIN:
+            steps.append(f"{name} would add {gains[name] - best:+.3f}: not enough")
+            break
+        steps.append(f"{name}: mean AUC {gains[name]:.3f}")
+        chosen.append(_component(normal, name))
+        best = gains[name]
+    return Choice(tuple(chosen), best, table, tuple(steps), _count(normal))
+
+
+def warnings(choice: Choice) -> Iterator[str]:
+    """What a reader must know about the choice."""
+    weak = choice.mean_auc
+    if weak < 0.6:
+        yield (
+            f"the chosen score {choice.name} separates drawn lesions from normals with a mean AUC of only {weak:.3f}; "
+            "do not expect much of it on real findings"
+        )
+    for one in choice.components:
+        mean_auc = float(np.mean(list(choice.table[one.name].values())))
+        if mean_auc < 0.5:
+            yield (
+                f"{one.name} only works upside down: drawn lesions score lower than normals (mean AUC {mean_auc:.3f}); "
+                "what it finds is an artefact, not a finding"
+            )
+
+
+def choice_to_json(choice: Choice) -> dict[str, Any]:
+    return {
+        "score": choice.name,
+        "components": [{"name": one.name, "mean": one.mean, "sd": one.sd} for one in choice.components],
+        "mean_auc": choice.mean_auc,
+        "auc_by_kind": choice.table,
+        "steps": list(choice.steps),
+        "normal_films": choice.films,
+        "asked": choice.asked,
+    }
+
+
+def choice_from_json(raw: Mapping[str, Any]) -> Choice:
+    components = tuple(Component(str(one["name"]), float(one["mean"]), float(one["sd"])) for one in raw["components"])
+    unknown = [one.name for one in components if one.name not in SCORES]
+    if unknown:
+        raise UserError(f"this detector uses the score {unknown[0]!r}, which this version of afire does not know.")
+    table = {str(name): {str(k): float(v) for k, v in row.items()} for name, row in raw["auc_by_kind"].items()}
+    return Choice(
+        components,
+        float(raw["mean_auc"]),
+        table,
+        tuple(map(str, raw["steps"])),
+        int(raw["normal_films"]),
+        bool(raw["asked"]),
+    )
+
+
+def _taken(
+    normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str], table: dict[str, dict[str, float]]
+) -> Choice:
+    for name in asked:
+        if name not in normal:
+            raise UserError(f"there is no score {name!r} here; these weights give {', '.join(normal)}.")
+    components = [_component(normal, name) for name in asked]
+    reached = _mean_auc(normal, lesioned, components)
+    steps = (f"asked for: {' + '.join(asked)}, mean AUC {reached:.3f}",)
+    return Choice(tuple(components), reached, table, steps, _count(normal), asked=True)
+
+
+def _component(normal: Scores, name: str) -> Component:
+    values = np.asarray(normal[name], np.float64)
+    return Component(name, float(values.mean()), max(float(values.std()), 1e-12))
+
+
+def _separations(normal: Scores, lesioned: Mapping[str, Scores], one: Component) -> dict[str, float]:
+    return {kind: _auc(normal, scores, [one]) for kind, scores in lesioned.items()}
+
+
+def _mean_auc(normal: Scores, lesioned: Mapping[str, Scores], components: Sequence[Component]) -> float:
+    return float(np.mean([_auc(normal, scores, components) for scores in lesioned.values()]))
+
+
+def _auc(normal: Scores, abnormal: Scores, components: Sequence[Component]) -> float:
+    low, high = combine(normal, components), combine(abnormal, components)
+    return auc(np.concatenate([low, high]), np.r_[np.zeros(len(low)), np.ones(len(high))])
+
+
+def _count(normal: Scores) -> int:
+    return len(next(iter(normal.values())))

@@ -1,0 +1,272 @@
+"""Fitting a detector: adapt the networks to the target's normal films, choose a score, calibrate it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afire.config import Config, LesionConfig
+from afire.data.dataset import Films
+from afire.data.splits import Split
+from afire.errors import UserError
+from afire.lesions import synthesize_keyed
+from afire.model import AFiRe
+from afire.progress import progress
+from afire.task_config import DetectConfig
+from afire.tasks.detect import choose as choosing
+from afire.tasks.detect.calibration import Calibration
+from afire.tasks.detect.detector import SETTINGS, Detector, HeatScale, heat_scale
+from afire.tasks.detect.domain import Domain, rank_pictures
+from afire.tasks.detect.evidence import looks, settle
+from afire.tasks.detect.gaussian import GaussianFit
+from afire.tasks.detect.parts import Parts, detection_parts
+from afire.tasks.detect.scores import Fitted, Standard, raw_maps
+from afire.tasks.features import data_content_hash
+from afire.tasks.pretrained import Pretrained, load_pretrained
+from afire.training.loop import pretrain
+from afire.training.run_folder import environment
+from afire.training.seen import films_seen
+
+Rows = NDArray[np.int64]
+BATCH = 64
+_LESION_SEED = 60_000  # far from any run's own lesions
+_ADAPT = "adapt"
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """Everything a fit needs to know. Networks come from a run (``pretrained``), from an encoder's weights (``init``)
+    or, without either, from nothing; the latter two are trained by the recipe of ``config`` instead of adapted."""
+
+    config: Config  # of the networks: the run's own, or the one asked for
+    settings: DetectConfig
+    films: Films
+    out: Path
+    pretrained: Pretrained | None = None
+    run: Path | None = None  # folder of the pre-training run, which knows what films it has seen
+    init: str | Path | None = None
+    split: Split | None = None
+    source: str = ""
+    device: str = "auto"
+    resume: bool = False
+
+
+def fit_detector(task: FitTask) -> Detector | None:
+    """Adapt, fit, choose and calibrate; writes ``task.out`` and returns the detector, or None after a signal."""
+    if (task.out / SETTINGS).exists():
+        raise UserError(f"{task.out} already holds a detector; choose another --out.")
+    parts = detection_parts(
+        task.films.manifest, task.split, task.settings.seed, task.settings.held_out, task.settings.choose_share
+    )
+    logger.info(
+        "%s normal films fit, %s choose the score, %s calibrate it: %s",
+        *(f"{count:,}" for count in parts.counts().values()),
+        parts.held_out_by,
+    )
+    notes = list(_seen_before(task, parts))
+    model = _adapt(task, parts)
+    if model is None:
+        return None
+    detector = calibrate(settle(model), task.films, parts, task.settings)
+    notes += choosing.warnings(detector.choice)
+    for note in notes:
+        logger.warning("%s", note)
+    detector.origin = _origin(task, parts, notes)
+    detector.save(task.out)
+    shutil.rmtree(task.out / _ADAPT / "checkpoints", ignore_errors=True)  # the weights are in the detector now
+    return detector
+
+
+def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
+    """The settings of the adaptation: Adam, cosine, no warm-up, the teacher at its last temperature."""
+    recipe = settings.adapt
+    batch = min(recipe.batch_size, films)
+    training = config.training.model_copy(
+        update={
+            "epochs": recipe.epochs,
+            "batch_size": batch,
+            "learning_rate": recipe.learning_rate * 256 / batch,  # the loop scales by batch / 256; this undoes it
+            "learning_rate_end": min(recipe.learning_rate_end, recipe.learning_rate),
+            "warmup_epochs": 0.0,
+            "weight_decay": 0.0,  # AdamW without decay is Adam
+            "weight_decay_end": 0.0,
+            "freeze_last_layer_epochs": 0,
+        }
+    )
+    losses = config.losses.model_copy(update={"teacher_temperature_epochs": 0})
+    run = config.run.model_copy(update={"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1})
+    return config.model_copy(update={"seed": settings.seed, "training": training, "losses": losses, "run": run})
+
+
+def _adapt(task: FitTask, parts: Parts) -> AFiRe | None:
+    """The networks after they have seen the normal films that fit; None when a signal stopped it."""
+    if task.pretrained is not None and task.settings.adapt.epochs == 0:
+        return task.pretrained.model
+    if task.pretrained is None:
+        training = task.config.training
+        batch = min(training.batch_size, len(parts.fit))
+        config = task.config.model_copy(
+            update={"seed": task.settings.seed, "training": training.model_copy(update={"batch_size": batch})}
+        )
+    else:
+        config = adaptation(task.config, task.settings, len(parts.fit))
+    folder = task.out / _ADAPT
+    result = pretrain(
+        config,
+        task.films,
+        folder,
+        parts.fit,
+        source=task.source,
+        init=task.init,
+        first_weights=task.pretrained.model.state_dict() if task.pretrained is not None else None,
+        resume=task.resume and (folder / "config.yaml").exists(),
+        device=task.device,
+    )
+    if result.status == "stopped":
+        return None
+    return load_pretrained(folder).model
+
+
+def calibrate(model: AFiRe, films: Films, parts: Parts, settings: DetectConfig) -> Detector:
+    """A detector from adapted networks: Gaussians and standards, the choice, the calibration, the scale, the domain."""
+    fitted, domain = _fit(model, films, parts.fit)
+    untold = choosing.Choice((choosing.Component("gaussian", 0.0, 1.0),), float("nan"))
+    detector = Detector(
+        model=model,
+        fitted=fitted,
+        choice=untold,
+        calibration=Calibration.of([0.0]),
+        scale=HeatScale(0.0, 1.0),
+        domain=domain,
+        false_alarms=settings.false_alarms,
+        origin={},
+    )
+    detector.choice = _choose(detector, films, parts.choose, settings)
+    scores, heats = [], []
+    for images in _batches(films, parts.calibrate, "calibration"):
+        found = detector.score(images, restore=False)
+        scores.append(found.score)
+        heats.append(found.heat)
+    detector.calibration = Calibration.of(np.concatenate(scores))
+    detector.scale = heat_scale(heats)
+    if settings.false_alarms < detector.calibration.smallest_rate():
+        raise UserError(
+            f"{len(detector.calibration)} calibration films cannot vouch for a false-alarm rate of "
+            f"{settings.false_alarms:g}; set false_alarms to {detector.calibration.smallest_rate():.3f} or more."
+        )
+    return detector
+
+
+def _fit(model: AFiRe, films: Films, rows: Rows) -> tuple[Fitted, Domain]:
+    """Two passes over the normal films: the Gaussians, then the standard of every map that needs them."""
+    gaussians, ranks = GaussianFit(), []
+    for images in _batches(films, rows, "token Gaussians"):
+        gaussians.add(looks(model, _channels(model, images)).tokens)
+        ranks.append(rank_pictures(images))
+    gaussian = gaussians.finish()
+    collected: dict[str, list[Tensor]] = {}
+    hide_from: Standard | None = None
+    if model.bank is not None and model.config.losses.contrast == "probability":
+        surprises = [
+            looks(model, _channels(model, images)).student_surprise
+            for images in _batches(films, rows[:: max(1, len(rows) // 1024)], "what is surprising")
+        ]
+        hide_from = Standard.of(torch.cat([one for one in surprises if one is not None]))
+    with torch.inference_mode():
+        for images in _batches(films, rows, "maps of normal films"):
+            evidence = looks(model, _channels(model, images))
+            for name, values in raw_maps(model, evidence, gaussian, hide_from).items():
+                collected.setdefault(name, []).append(values)
+    standards = {name: Standard.of(torch.cat(values)) for name, values in collected.items()}
+    if hide_from is not None:
+        standards["student_surprise"] = hide_from
+    return Fitted(gaussian, standards), Domain.of(torch.cat(ranks))
+
+
+def _choose(detector: Detector, films: Films, rows: Rows, settings: DetectConfig) -> choosing.Choice:
+    normal: dict[str, list[NDArray[np.float64]]] = {}
+    lesioned: dict[str, dict[str, list[NDArray[np.float64]]]] = {kind: {} for kind in choosing.KINDS}
+    for start, images in _numbered(films, rows):
+        _collect(normal, detector, images)
+        indices = rows[start : start + len(images)].tolist()
+        for number, (kind, config) in enumerate(choosing.KINDS.items()):
+            drawn = _draw(images, config, settings.seed, number, indices)
+            _collect(lesioned[kind], detector, drawn)
+    joined = {kind: _join(scores) for kind, scores in lesioned.items()}
+    asked = None if settings.score == "auto" else [name.strip() for name in settings.score.split("+")]
+    return choosing.choose(_join(normal), joined, asked)
+
+
+def _draw(images: Tensor, config: LesionConfig, seed: int, kind: int, indices: list[int]) -> Tensor:
+    return synthesize_keyed(images, seed=_LESION_SEED + seed, epoch=kind, indices=indices, config=config)[0]
+
+
+def _collect(into: dict[str, list[NDArray[np.float64]]], detector: Detector, images: Tensor) -> None:
+    for name, values in detector.score(images, all_scores=True, restore=False).parts.items():
+        into.setdefault(name, []).append(values)
+
+
+def _join(scores: Mapping[str, list[NDArray[np.float64]]]) -> dict[str, NDArray[np.float64]]:
+    return {name: np.concatenate(values) for name, values in scores.items()}
+
+
+def _numbered(films: Films, rows: Rows) -> Iterator[tuple[int, Tensor]]:
+    start = 0
+    for images in _batches(films, rows, "choosing a score"):
+        yield start, images
+        start += len(images)
+
+
+def _batches(films: Films, rows: Rows, what: str) -> Iterator[Tensor]:
+    with progress(what, len(rows), "films") as bar:
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            yield films.batch(batch)
+            bar.advance(len(batch))
+
+
+def _channels(model: AFiRe, images: Tensor) -> Tensor:
+    device = next(model.parameters()).device
+    return images.to(device).expand(-1, model.config.image.channels, -1, -1)
+
+
+def _seen_before(task: FitTask, parts: Parts) -> Iterator[str]:
+    """A held-out film that pre-training has seen is not held out: its scores are too low, alarms too frequent."""
+    if task.run is None:
+        return
+    seen = films_seen(task.run, task.films, parts.held_out)
+    if seen:
+        yield (
+            f"{seen:,} of {len(parts.held_out):,} held-out normals were seen in pre-training, so false alarms will be "
+            "more frequent than stated; pre-train and fit with the same --split, whose validation part is then unseen"
+        )
+
+
+def _origin(task: FitTask, parts: Parts, notes: list[str]) -> dict[str, Any]:
+    return {
+        "data": {"name": task.source, "hash": data_content_hash(task.films), "films": len(task.films)},
+        "parts": parts.counts(),
+        "held_out_by": parts.held_out_by,
+        "split": task.split.hash if task.split is not None else None,
+        "weights": _weights_name(task),
+        "settings": task.settings.model_dump(),
+        "notes": notes,
+        "environment": environment(),
+    }
+
+
+def _weights_name(task: FitTask) -> dict[str, str]:
+    if task.pretrained is not None:
+        return {"name": task.pretrained.name, "hash": task.pretrained.hash}
+    return {"name": "random" if task.init is None else Path(task.init).name}
