@@ -1,7 +1,9 @@
 """An atlas of the prototypes: for each place, how sure its prototype is and which patches it deems typical.
 
-How close a patch is to a prototype is the Hellinger distance between its cluster probabilities q (teacher, softmax)
-and the prototype c: 0 for equal ones, 1 for ones that share no cluster. N films, L places, K clusters, p patch size.
+How close a patch is to a prototype is the Hellinger distance between its cluster probabilities q and the prototype c:
+0 for equal ones, 1 for ones that share no cluster. q is the teacher's, balanced by Sinkhorn-Knopp over all films of the
+atlas as it is in training: prototypes are means of such q, and a plain softmax would lie far from all of them.
+N films, L places, K clusters, p patch size.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from afire.data.dataset import Films
 from afire.errors import UserError
 from afire.model.afire import AFiRe
 from afire.model.positions import Grid
+from afire.model.prototypes import sinkhorn
 from afire.model.vit import patchify
 from afire.progress import progress
 from afire.tasks.figure_films import Rows
@@ -99,15 +102,21 @@ def _affinities(
     model: AFiRe, films: Films, rows: Rows, prototypes_LK: Tensor, device: torch.device
 ) -> tuple[Tensor, NDArray[np.float32]]:
     """sum_k sqrt(q c) of each patch and prototype, (N, L patches, L prototypes), and the mean of the films."""
-    root_KL = prototypes_LK.sqrt().T
-    found, total = [], torch.zeros(films.size, films.size, dtype=torch.float64)
+    head = model.teacher.head
+    assert head is not None  # there are prototypes, so there is a head
+    logits, total = [], torch.zeros(films.size, films.size, dtype=torch.float64)
     with progress("prototypes", len(rows), "films") as bar:
         for start in range(0, len(rows), BATCH):
             images = films.batch(rows[start : start + BATCH])
-            found.append((model.assign(images.to(device)) / 2).exp() @ root_KL)
+            logits.append(head(model.encode(images.to(device))))
             total += standardised(images)[:, 0].double().sum(dim=0)
             bar.advance(len(images))
-    return torch.cat(found), (total / len(rows)).float().numpy()
+    logits_NLK = torch.cat(logits)
+    balanced = sinkhorn(
+        logits_NLK.flatten(0, 1), model.teacher_temperature, model.config.prototypes.sinkhorn_iterations
+    )
+    affinity = balanced.sqrt_().view_as(logits_NLK) @ prototypes_LK.sqrt().T
+    return affinity, (total / len(rows)).float().numpy()
 
 
 def _distance(affinity: Tensor) -> Tensor:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor
 
 from afire.config import load_config
 from afire.errors import UserError
 from afire.files import read_json
 from afire.model.afire import AFiRe
-from afire.tasks.backbone import run_config_file
+from afire.tasks.backbone import RANDOM, run_config_file
 from afire.training.checkpoint import STATE, weights_file
 from afire.training.schedules import Schedules
 from afire.weights import read_tensors
+from afire.weights.bundle import is_bundle, open_bundle
+from afire.weights.hub import bundle_name, local_path
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,17 @@ class Pretrained:
 
 
 def load_pretrained(weights: str | Path) -> Pretrained:
-    """The newest whole checkpoint of a run folder, or a checkpoint folder of a run."""
-    path = Path(weights)
-    if str(weights) == "random" and not path.exists():
+    """A run folder (its newest whole checkpoint), a checkpoint folder of a run, or a bundle, here or on a hub."""
+    if str(weights) == RANDOM:
         raise UserError("random weights restore nothing and have no prototypes; give the folder of a pre-training run.")
+    path = local_path(weights)
+    if is_bundle(path):
+        bundle = open_bundle(path)
+        name = bundle_name(weights)
+        model = bundle.model()
+        return Pretrained(
+            model, model_hash(model), name, f"the whole model from the bundle {name} ({bundle.hash[:12]})"
+        )
     file = weights_file(path)
     settings = run_config_file(path)
     if settings is None:
@@ -40,15 +51,11 @@ def load_pretrained(weights: str | Path) -> Pretrained:
         )
     model = AFiRe(load_config(file=settings))
     tensors = read_tensors(file)
-    _check_fit(model, tensors.keys(), file)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise UserError(f"{file} does not fit the run's settings: {str(error).splitlines()[-1].strip()}") from None
+    _check_fit(model, tensors, file)
+    model.load_state_dict(tensors)
     model.teacher_temperature = _teacher_temperature(model, file.parent / STATE)
-    name = settings.parent.resolve().name
     report = f"{len(tensors)} tensors of the whole model from {file.parent.name}/{file.name}"
-    return Pretrained(model.eval(), model_hash(model), name, report)
+    return Pretrained(model.eval(), model_hash(model), settings.parent.resolve().name, report)
 
 
 def model_hash(model: AFiRe) -> str:
@@ -60,13 +67,18 @@ def model_hash(model: AFiRe) -> str:
     return digest.hexdigest()
 
 
-def _check_fit(model: AFiRe, found: Iterable[str], file: Path) -> None:
-    names = set(found)
-    missing, extra = sorted(model.state_dict().keys() - names), sorted(names - model.state_dict().keys())
+def _check_fit(model: AFiRe, found: Mapping[str, Tensor], file: Path) -> None:
+    wanted = model.state_dict()
+    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
     if missing:
         raise UserError(f"{file} lacks {missing[0]}; it is not a checkpoint of this run.")
     if extra:
         raise UserError(f"{file} holds {extra[0]}, which the run's settings do not have.")
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            raise UserError(
+                f"{file}: {name} is {tuple(found[name].shape)}, but the run's settings say {tuple(tensor.shape)}."
+            )
 
 
 def _teacher_temperature(model: AFiRe, state_file: Path) -> float:

@@ -1,0 +1,27 @@
+"""Figures for papers, one function each: weights and films in; PNG, PDF and a JSON with every number out.
+
+draw_tsne(Path("tsne"), {"AFiRe": "runs/nih", "random": "random"}, Path("packs/nih"))
+draw_landmarks(Path("landmarks"), {"AFiRe": "runs/nih"}, Source(Path("packs/nih"), part="val", most=100))
+draw_gradcam(Path("gradcam"), {"AFiRe": "results/nih"}, Path("packs/nih"))      # folders of `afire finetune`
+draw_restorations(Path("restorations"), "runs/nih", Path("packs/nih"))
+draw_atlas(Path("atlas"), "runs/nih", Path("packs/nih"))
+draw_auc(Path("auc"), {"AFiRe": Path("results/nih"), "random": Path("results/random")})
+"""
+
+from afire.report.figures.draw_auc import draw_auc
+from afire.report.figures.draw_cam import draw_gradcam
+from afire.report.figures.draw_maps import draw_landmarks, draw_tsne
+from afire.report.figures.draw_model import draw_atlas, draw_restorations
+from afire.report.figures.files import FigureFiles
+from afire.report.figures.source import Source
+
+__all__ = [
+    "FigureFiles",
+    "Source",
+    "draw_atlas",
+    "draw_auc",
+    "draw_gradcam",
+    "draw_landmarks",
+    "draw_restorations",
+    "draw_tsne",
+]

@@ -1,0 +1,175 @@
+"""Maps of representations: t-SNE of films by class, and of tokens by landmark. N points, C classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from afire.report.style import COLOURS, DOUBLE, INK, MARKERS, SINGLE
+from afire.report.words import number
+from afire.tasks.clusters import Quality
+from afire.tasks.landmarks import Following, Places
+
+Floats = NDArray[np.float64]
+_MOST_COLUMNS = 4
+# A landmark's row is its colour and its column its marker: nine things to tell apart with three of each.
+_NUMBERS: dict[str, Any] = {"loc": "left", "fontsize": 6.5, "linespacing": 1.35}
+_ROW_COLOURS, _COLUMN_MARKERS = COLOURS[:3], ("o", "s", "^")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One map: its label, the points (N, 2), their numbers."""
+
+    label: str
+    places: Floats
+    quality: Quality
+    following: Following | None = None
+
+
+def class_style(number_of_class: int) -> tuple[str, str]:
+    """Colour and marker of a class; both differ, so that neither is needed. Repeats after 14 classes."""
+    turn, place = divmod(number_of_class, len(COLOURS))
+    return COLOURS[place], MARKERS[(place + 3 * turn) % len(MARKERS)]
+
+
+def class_figure(
+    panels: Sequence[Panel], classes_N: NDArray[np.int64], names: Sequence[str], caption: str, seed: int
+) -> Figure:
+    """A map for each weights, coloured by class, with its numbers below it."""
+    figure, axes = _grid(len(panels))
+    # Film by film in random order: drawn class by class, the last class would hide the others.
+    order = np.random.default_rng(seed).permutation(len(classes_N))
+    drawn = [class_style(c) for c in range(len(names))]
+    for axis, panel in zip(axes, panels, strict=True):
+        _scatter(axis, panel.places, classes_N, drawn, order)
+        _describe(axis, panel)
+    counts = np.bincount(classes_N, minlength=len(names))
+    handles = [
+        Line2D([], [], linestyle="", marker=marker, color=colour, markersize=4, label=f"{name} ({count:,})")
+        for (colour, marker), name, count in zip(drawn, names, counts, strict=True)
+    ]
+    columns = min(len(handles), 4 if len(panels) > 1 else 2)
+    figure.legend(
+        handles=handles, loc="outside lower left", ncols=columns, handletextpad=0.2, title=caption, alignment="left"
+    )
+    return figure
+
+
+def landmark_figure(
+    panels: Sequence[Panel], film: NDArray[np.float32], places: Places, patch_size: int, caption: str, seed: int
+) -> Figure:
+    """The film with its nine landmarks, then a map of their tokens for each weights."""
+    figure, axes = _grid(len(panels) + 1)
+    _landmark_film(axes[0], film, places, patch_size)
+    for axis, panel in zip(axes[1:], panels, strict=True):
+        classes = np.tile(np.arange(9), len(panel.places) // 9)
+        order = np.random.default_rng(seed).permutation(len(classes))
+        drawn = [(_ROW_COLOURS[c // 3], _COLUMN_MARKERS[c % 3]) for c in range(9)]
+        _scatter(axis, panel.places, classes, drawn, order, size=5)
+        for c in range(9):
+            middle = np.median(panel.places[classes == c], axis=0)
+            _number(axis, middle[0], middle[1], c)
+        _describe(axis, panel)
+    figure.supxlabel(caption, fontsize=6.5, color=INK, x=0.01, ha="left")
+    return figure
+
+
+def _grid(count: int) -> tuple[Figure, list[Axes]]:
+    columns = min(count, _MOST_COLUMNS)
+    rows = -(-count // columns)
+    width = SINGLE if count == 1 else DOUBLE
+    side = width / columns
+    figure: Figure
+    figure, grid = plt.subplots(rows, columns, figsize=(width, rows * (side + 0.55) + 0.4), squeeze=False)
+    axes = list(grid.flat)
+    for axis in axes[count:]:
+        axis.set_visible(False)
+    return figure, axes[:count]
+
+
+def _scatter(
+    axis: Axes,
+    places: Floats,
+    classes: NDArray[np.int64],
+    drawn: Sequence[tuple[str, str]],
+    order: NDArray[np.int64],
+    size: float = 7,
+) -> None:
+    # matplotlib draws one marker a call: ten slices of each class in turn keep the order nearly random.
+    for some in np.array_split(order, 12):
+        for c, (colour, marker) in enumerate(drawn):
+            shown = some[classes[some] == c]
+            x, y = places[shown].T
+            axis.scatter(x, y, s=size, c=colour, marker=marker, alpha=0.75, linewidths=0)
+    axis.set(xticks=[], yticks=[])
+    axis.set_box_aspect(1)
+    axis.margins(0.04)
+    for side in ("top", "right", "left", "bottom"):
+        axis.spines[side].set_visible(True)
+        axis.spines[side].set_color("#D0D0D0")
+
+
+def _describe(axis: Axes, panel: Panel) -> None:
+    """The label above, the numbers below."""
+    axis.set_title(panel.label, fontweight="bold")
+    quality = panel.quality
+    ks = ", ".join(map(str, quality.purity))
+    shares = ", ".join(number(one.mean, 2) for one in quality.purity.values())
+    lines = [
+        f"silhouette {number(quality.silhouette)}",
+        f"purity of {ks} neighbours",
+        f"{shares} (chance {number(quality.chance, 2)})",
+    ]
+    if panel.following is not None:
+        share = panel.following
+        lines.append(f"moved: {100 * share.anatomy:.0f} % anatomy, {100 * share.place:.0f} % place")
+    axis.set_xlabel("\n".join(lines), **_NUMBERS)
+
+
+def _landmark_film(axis: Axes, film: NDArray[np.float32], places: Places, patch_size: int) -> None:
+    axis.imshow(film, cmap="gray", vmin=0, vmax=1)
+    for c in range(9):
+        row, column = places.rows[c // 3], places.columns[c % 3]
+        x, y = (column + 0.5) * patch_size - 0.5, (row + 0.5) * patch_size - 0.5
+        square = plt.Rectangle(
+            (x - patch_size / 2, y - patch_size / 2),
+            patch_size,
+            patch_size,
+            fill=False,
+            edgecolor="white",
+            linewidth=0.8,
+        )
+        axis.add_patch(square)
+        _number(axis, x, y, c)
+    axis.set(xticks=[], yticks=[])
+    axis.set_title("landmarks", fontweight="bold")
+    axis.set_xlabel("colour: row of the landmark\nmarker: its column\nbadge: median of its tokens", **_NUMBERS)
+
+
+def _number(axis: Axes, x: float, y: float, landmark: int) -> None:
+    colour = _ROW_COLOURS[landmark // 3]
+    badge = {"boxstyle": "circle,pad=0.2", "facecolor": colour, "edgecolor": "white", "linewidth": 0.7}
+    axis.text(
+        x, y, str(landmark + 1), color="white", fontsize=6, fontweight="bold", ha="center", va="center", bbox=badge
+    )
+
+
+def quality_record(quality: Quality, map_quality: Quality | None = None) -> Mapping[str, object]:
+    """The numbers of a panel for its JSON."""
+    record: dict[str, object] = {
+        "silhouette": quality.silhouette,
+        "purity": {str(k): {"mean": one.mean, "low": one.low, "high": one.high} for k, one in quality.purity.items()},
+        "purity_by_chance": quality.chance,
+    }
+    if map_quality is not None:
+        record["silhouette_of_the_map"] = map_quality.silhouette
+    return record
