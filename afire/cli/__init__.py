@@ -12,6 +12,7 @@ from afire.cli import compare as compare_command
 from afire.cli import config as config_command
 from afire.cli import data as data_commands
 from afire.cli import embed as embed_command
+from afire.cli import figure as figure_commands
 from afire.cli import finetune as finetune_command
 from afire.cli import lesions as lesion_commands
 from afire.cli import pretrain as pretrain_command
@@ -38,6 +39,7 @@ app.command("compare")(compare_command.compare)
 app.command("finetune")(finetune_command.finetune)
 app.command("segment")(segment_command.segment)
 app.command("ablate")(ablate_command.ablate)
+app.add_typer(figure_commands.app, name="figure")
 app.command("config")(config_command.config)
 
 
