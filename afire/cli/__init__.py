@@ -11,6 +11,7 @@ from afire.cli import ablate as ablate_command
 from afire.cli import compare as compare_command
 from afire.cli import config as config_command
 from afire.cli import data as data_commands
+from afire.cli import detect as detect_commands
 from afire.cli import embed as embed_command
 from afire.cli import figure as figure_commands
 from afire.cli import finetune as finetune_command
@@ -38,6 +39,7 @@ app.command("probe")(probe_command.probe)
 app.command("compare")(compare_command.compare)
 app.command("finetune")(finetune_command.finetune)
 app.command("segment")(segment_command.segment)
+app.add_typer(detect_commands.app, name="detect")
 app.command("ablate")(ablate_command.ablate)
 app.add_typer(figure_commands.app, name="figure")
 app.command("config")(config_command.config)

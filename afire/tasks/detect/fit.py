@@ -29,7 +29,8 @@ from afire.tasks.detect.domain import Domain, rank_pictures
 from afire.tasks.detect.evidence import looks, settle
 from afire.tasks.detect.gaussian import GaussianFit
 from afire.tasks.detect.parts import Parts, detection_parts
-from afire.tasks.detect.scores import Fitted, Standard, raw_maps
+from afire.tasks.detect.scores import SCORES, Fitted, Standard, raw_maps
+from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.pretrained import Pretrained, load_pretrained
 from afire.training.loop import pretrain
@@ -62,8 +63,11 @@ class FitTask:
     resume: bool = False
 
 
-def fit_detector(task: FitTask) -> Detector | None:
-    """Adapt, fit, choose and calibrate; writes ``task.out`` and returns the detector, or None after a signal."""
+def fit_detector(task: FitTask) -> Detector:
+    """Adapt, fit, choose and calibrate; writes ``task.out`` and returns the detector.
+
+    Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
+    """
     if (task.out / SETTINGS).exists():
         raise UserError(f"{task.out} already holds a detector; choose another --out.")
     parts = detection_parts(
@@ -74,11 +78,9 @@ def fit_detector(task: FitTask) -> Detector | None:
         *(f"{count:,}" for count in parts.counts().values()),
         parts.held_out_by,
     )
+    _check(task, parts)
     notes = list(_seen_before(task, parts))
-    model = _adapt(task, parts)
-    if model is None:
-        return None
-    detector = calibrate(settle(model), task.films, parts, task.settings)
+    detector = calibrate(settle(_adapt(task, parts)), task.films, parts, task.settings)
     notes += choosing.warnings(detector.choice)
     for note in notes:
         logger.warning("%s", note)
@@ -109,8 +111,35 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     return config.model_copy(update={"seed": settings.seed, "training": training, "losses": losses, "run": run})
 
 
-def _adapt(task: FitTask, parts: Parts) -> AFiRe | None:
-    """The networks after they have seen the normal films that fit; None when a signal stopped it."""
+def asked_scores(score: str) -> list[str] | None:
+    """``gaussian + lesion`` -> both names, checked; ``auto`` -> None."""
+    if score == "auto":
+        return None
+    names = [name.strip() for name in score.split("+")]
+    for name in names:
+        if name not in SCORES:
+            raise UserError(f"there is no score {name!r}; scores are {', '.join(SCORES)}, or auto.")
+    if len(set(names)) < len(names):
+        raise UserError(f"--score {score} names a score twice.")
+    return names
+
+
+def _check(task: FitTask, parts: Parts) -> None:
+    """What would fail after the training fails before it."""
+    size = task.config.image.size
+    if task.films.size != size:
+        raise UserError(f"the films are {task.films.size} px, but the networks take {size}; pack them at that size.")
+    asked_scores(task.settings.score)
+    smallest = 1 / (1 + len(parts.calibrate))
+    if task.settings.false_alarms < smallest:
+        raise UserError(
+            f"{len(parts.calibrate)} calibration films cannot vouch for a false-alarm rate of "
+            f"{task.settings.false_alarms:g}; set false_alarms to {smallest:.3f} or more."
+        )
+
+
+def _adapt(task: FitTask, parts: Parts) -> AFiRe:
+    """The networks after they have seen the normal films that fit."""
     if task.pretrained is not None and task.settings.adapt.epochs == 0:
         return task.pretrained.model
     if task.pretrained is None:
@@ -134,7 +163,7 @@ def _adapt(task: FitTask, parts: Parts) -> AFiRe | None:
         device=task.device,
     )
     if result.status == "stopped":
-        return None
+        raise StoppedBySignal(result.signal, task.out)
     return load_pretrained(folder).model
 
 
@@ -160,11 +189,6 @@ def calibrate(model: AFiRe, films: Films, parts: Parts, settings: DetectConfig) 
         heats.append(found.heat)
     detector.calibration = Calibration.of(np.concatenate(scores))
     detector.scale = heat_scale(heats)
-    if settings.false_alarms < detector.calibration.smallest_rate():
-        raise UserError(
-            f"{len(detector.calibration)} calibration films cannot vouch for a false-alarm rate of "
-            f"{settings.false_alarms:g}; set false_alarms to {detector.calibration.smallest_rate():.3f} or more."
-        )
     return detector
 
 
@@ -204,8 +228,7 @@ def _choose(detector: Detector, films: Films, rows: Rows, settings: DetectConfig
             drawn = _draw(images, config, settings.seed, number, indices)
             _collect(lesioned[kind], detector, drawn)
     joined = {kind: _join(scores) for kind, scores in lesioned.items()}
-    asked = None if settings.score == "auto" else [name.strip() for name in settings.score.split("+")]
-    return choosing.choose(_join(normal), joined, asked)
+    return choosing.choose(_join(normal), joined, asked_scores(settings.score))
 
 
 def _draw(images: Tensor, config: LesionConfig, seed: int, kind: int, indices: list[int]) -> Tensor:

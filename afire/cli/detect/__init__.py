@@ -1,0 +1,14 @@
+"""``afire detect``: fit a detector on normal films, evaluate it, use it."""
+
+from __future__ import annotations
+
+import typer
+
+from afire.cli.detect.fit import fit
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Find abnormal films with a detector that has seen normal ones only.",
+    epilog="Research software, not a medical device.",
+)
+app.command("fit")(fit)
