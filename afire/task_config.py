@@ -12,7 +12,7 @@ from typing import Literal, overload
 
 from pydantic import Field, model_validator
 
-from afire.config import Section, load_settings, preset_path
+from afire.config import LesionConfig, Section, load_settings, preset_path
 
 TASK_PRESETS = {"finetune": ("nih14", "chexpert5", "quick"), "segment": ("siim", "lungs")}
 
@@ -147,9 +147,22 @@ class SegmentConfig(Section):
     run: TaskRunConfig = Field(default_factory=TaskRunConfig)
 
 
+DETECTION_LESIONS = LesionConfig(
+    place="lungs", haze=0.5, size_min=16, size_max=128, fade=True, amplitude_min=0.1, amplitude_max=0.6
+)
+
+
 class AdaptConfig(Section):
     """Adapting the networks to the target's normal films, with both self-supervised tasks."""
 
+    lesions: LesionConfig = Field(
+        DETECTION_LESIONS, description="drawn while adapting: in the lungs, up to large, half of them smooth haze"
+    )
+    lesion: float = Field(
+        1.0,
+        ge=0,
+        description="weight of the token lesion classifier (ours); 0: the paper's losses alone, no such score",
+    )
     epochs: int = Field(10, ge=0, description="passes over the normal films; 0 = the weights as they are")
     batch_size: int = Field(64, ge=2, description="films per process and step, before views")
     learning_rate: float = Field(1e-4, gt=0, description="of Adam; not scaled by anything")
@@ -162,7 +175,10 @@ class DetectConfig(Section):
     seed: int = Field(0, ge=0, description="every random choice follows from it")
     score: str = Field("auto", description="a score, several joined by +, or auto: chosen on held-out normals")
     held_out: float = Field(
-        0.25, gt=0, lt=1, description="share of the normal patients that choose and calibrate; with --split: its val part"
+        0.25,
+        gt=0,
+        lt=1,
+        description="share of the normal patients that choose and calibrate; with --split: its val part",
     )
     choose_share: float = Field(0.4, gt=0, lt=1, description="share of the held-out patients that choose the score")
     false_alarms: float = Field(0.1, gt=0, lt=1, description="share of normal films that may alarm")

@@ -107,8 +107,15 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
         }
     )
     losses = config.losses.model_copy(update={"teacher_temperature_epochs": 0})
+    return _with_lesions(config.model_copy(update={"training": training, "losses": losses}), settings)
+
+
+def _with_lesions(config: Config, settings: DetectConfig) -> Config:
+    """The same with the lesions of detection, its classifier, and a run folder that keeps little."""
+    losses = config.losses.model_copy(update={"lesion": settings.adapt.lesion})
     run = config.run.model_copy(update={"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1})
-    return config.model_copy(update={"seed": settings.seed, "training": training, "losses": losses, "run": run})
+    changed = {"seed": settings.seed, "lesions": settings.adapt.lesions, "losses": losses, "run": run}
+    return config.model_copy(update=changed)
 
 
 def asked_scores(score: str) -> list[str] | None:
@@ -145,9 +152,8 @@ def _adapt(task: FitTask, parts: Parts) -> AFiRe:
     if task.pretrained is None:
         training = task.config.training
         batch = min(training.batch_size, len(parts.fit))
-        config = task.config.model_copy(
-            update={"seed": task.settings.seed, "training": training.model_copy(update={"batch_size": batch})}
-        )
+        recipe = task.config.model_copy(update={"training": training.model_copy(update={"batch_size": batch})})
+        config = _with_lesions(recipe, task.settings)
     else:
         config = adaptation(task.config, task.settings, len(parts.fit))
     folder = task.out / _ADAPT
@@ -158,13 +164,22 @@ def _adapt(task: FitTask, parts: Parts) -> AFiRe:
         parts.fit,
         source=task.source,
         init=task.init,
-        first_weights=task.pretrained.model.state_dict() if task.pretrained is not None else None,
+        first_weights=_first_weights(config, task.pretrained) if task.pretrained is not None else None,
         resume=task.resume and (folder / "config.yaml").exists(),
         device=task.device,
     )
     if result.status == "stopped":
         raise StoppedBySignal(result.signal, task.out)
     return load_pretrained(folder).model
+
+
+def _first_weights(config: Config, pretrained: Pretrained) -> dict[str, Tensor]:
+    """The weights of the run; a lesion classifier that it does not have starts anew."""
+    model = AFiRe(config)
+    known = pretrained.model.state_dict()
+    wanted = model.state_dict()
+    model.load_state_dict({name: known.get(name, tensor) for name, tensor in wanted.items()})
+    return model.state_dict()
 
 
 def calibrate(model: AFiRe, films: Films, parts: Parts, settings: DetectConfig) -> Detector:

@@ -144,7 +144,8 @@ SCORES: dict[str, Score] = {
     "gaussian": Score("gaussian", mean, "distance of teacher tokens from their place's Gaussian, mean over the film"),
     "gaussian_peak": Score("gaussian", peak, "distance of teacher tokens from their place's Gaussian, highest tenth"),
     "two_pass": Score("two_pass", peak, "restoration of what the prototypes find abnormal, highest tenth"),
-    "lesion": Score("lesion", peak, "token lesion classifier, highest tenth"),
+    # Not standardised: a logit is a probability of its own, and sd would lift places where all normals are sure.
+    "lesion": Score("lesion", peak, "token lesion classifier, highest tenth", standard=False),
 }
 
 
