@@ -14,6 +14,10 @@ _SMALLEST_STD = 1e-3  # of a blank film
 _TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in [0, 255] does not
 
 
+# Older torch has no name for it; its graphs are traced with values.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
 class Normalise(nn.Module):
     """Films (B, 1 or C, H, W) in [0, 1] -> (B, C, H, W): by ImageNet's numbers, by the film's own, or as they are.
 
@@ -59,6 +63,8 @@ def check_films(images: Tensor, channels: int, what: str) -> None:
         raise UserError(f"{what} have shape {tuple(images.shape)}, but should be (films, {expected}, height, width).")
     if not images.is_floating_point():
         raise UserError(f"{what} are {images.dtype}, but should be floating point in [0, 1]; divide by the maximum.")
+    if _is_exporting():  # a graph carries no values to look at
+        return
     if len(images) == 0:
         raise UserError(f"{what} are an empty batch.")
     low, high = torch.stack(images.detach().aminmax()).tolist()

@@ -2,6 +2,6 @@
 
 from afire.weights.layouts import find_encoder
 from afire.weights.loading import LoadReport, load_encoder
-from afire.weights.reading import read_tensors
+from afire.weights.tensors import read_tensors
 
 __all__ = ["LoadReport", "find_encoder", "load_encoder", "read_tensors"]

@@ -12,7 +12,7 @@ from afire.errors import UserError
 from afire.model.positions import resize_positions
 from afire.model.vit import VisionTransformer
 from afire.weights.layouts import ANCHOR, find_encoder
-from afire.weights.reading import read_tensors
+from afire.weights.tensors import read_tensors
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Tensors out of a file, and nothing else: safetensors and ``torch.load(weights_only=True)``; code is never run."""
+"""Tensors out of files, and nothing else: safetensors and ``torch.load(weights_only=True)``; code is never run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from afire.errors import UserError
-from afire.files import require_file
+from afire.files import require_file, write_atomic
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -36,6 +36,12 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     if not tensors:
         raise UserError(f"{file} holds no tensors.")
     return tensors
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write safetensors that torch's libraries recognise; tensors that share memory are written apart."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomic(file, lambda temporary: save_file(plain, temporary, metadata={"format": "pt"}))
 
 
 def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:

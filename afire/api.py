@@ -1,0 +1,165 @@
+"""afire from Python: ``model = afire.load(path)``, then ``model.encode(images)``.
+
+Shapes: B films, H x W pixels, S the model's own size, L tokens (patches, row by row), D width of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afire.config import Config
+from afire.data.decode import read_film
+from afire.data.resize import fit_square
+from afire.errors import UserError
+from afire.model.afire import AFiRe
+from afire.tasks.backbone import pick_device
+from afire.tasks.pretrained import load_pretrained
+from afire.weights.bundle import DETECTOR, is_bundle
+from afire.weights.hub import local_path
+
+if TYPE_CHECKING:
+    from afire.tasks.detect.detector import Detector
+
+FilePath = str | Path
+Images = Tensor | NDArray[Any] | FilePath | Sequence[FilePath]
+"""Films: a float tensor or array (B, 1, H, W), (B, H, W) or (H, W) in [0, 1] with black = 0, or files to read."""
+
+_BATCH = 64
+_DETECTOR_FILE = "detector.json"
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What a detector says about films. Research software, not a medical device."""
+
+    score: NDArray[np.float64]
+    """(B,), larger = more abnormal."""
+    p_value: NDArray[np.float64]
+    """(B,): how often a normal film like those of the calibration would score as high."""
+    alarm: NDArray[np.bool_]
+    """(B,): whether the score reaches the threshold that the detector was calibrated to."""
+    heatmap: NDArray[np.float32]
+    """(B, rows, columns) of patches, in standard deviations of normal films."""
+    restored: NDArray[np.float32] | None
+    """(B, S, S) in [0, 1]: the film with its most suspicious places drawn as normal; None without a decoder."""
+    objections: list[list[str]]
+    """For each film, why its score should not be trusted: blank, inverted, not of this kind. Empty is good."""
+
+
+class Model:
+    """A pre-trained AFiRe ready for use; :func:`load` makes it."""
+
+    def __init__(self, network: AFiRe, name: str, detector: Detector | None = None) -> None:
+        self.network = network.eval().requires_grad_(False)
+        self.name = name
+        self.detector = detector
+
+    @property
+    def config(self) -> Config:
+        """Every setting the model was trained with."""
+        return self.network.config
+
+    @property
+    def size(self) -> int:
+        """S: side of the films it was trained on."""
+        return self.config.image.size
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    def to(self, device: str | torch.device) -> Model:
+        """Move to a device; the same model."""
+        self.network.to(device)
+        if self.detector is not None:
+            self.detector.to(device)
+        return self
+
+    def read(self, paths: FilePath | Sequence[FilePath]) -> Tensor:
+        """Files (PNG, JPEG, TIFF, DICOM) -> films (B, 1, S, S) in [0, 1], as in training."""
+        image = self.config.image
+        files = [paths] if isinstance(paths, str | Path) else list(paths)
+        if not files:
+            raise UserError("no films were given to read.")
+        films = [fit_square(read_film(Path(file), voi=image.voi)[0], image.size, image.fit) for file in files]
+        return torch.from_numpy(np.stack(films)[:, None])
+
+    def encode(self, images: Images, network: Literal["teacher", "student"] = "teacher") -> Tensor:
+        """Films -> image tokens (B, L, D) of the teacher. Any height and width that the patch divides."""
+        return self._each(images, lambda films: self.network.encode(films, network))
+
+    def embed(self, images: Images, network: Literal["teacher", "student"] = "teacher") -> Tensor:
+        """Films -> one vector each (B, D): the mean of their tokens."""
+        return self._each(images, lambda films: self.network.encode(films, network).mean(dim=1))
+
+    def restore(self, images: Images) -> Tensor:
+        """Films -> what the decoder draws of them, (B, C, H, W) in [0, 1]."""
+        return self._each(images, lambda films: self.network.picture(self.network.restore(films), films))
+
+    def detect(self, images: Images) -> Detection:
+        """Films at the model's size S -> scores, p-values, alarms and heatmaps, by the detector inside."""
+        if self.detector is None:
+            raise UserError(
+                f"{self.name} holds no detector; fit one with `afire detect fit` on normal films, and export it with "
+                "`afire export --detector`."
+            )
+        films = self._films(images)
+        found = [self.detector.score(part) for part in _parts(films)]
+        score = np.concatenate([one.score for one in found])
+        restored = [one.restored for one in found if one.restored is not None]
+        likeness = self.detector.domain.likeness(films)
+        return Detection(
+            score=score,
+            p_value=self.detector.calibration.p_values(score),
+            alarm=score >= self.detector.threshold,
+            heatmap=np.concatenate([one.heat for one in found]),
+            restored=np.concatenate(restored) if restored else None,
+            objections=[self.detector.domain.objections(float(value)) for value in likeness],
+        )
+
+    @torch.inference_mode()
+    def _each(self, images: Images, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Batch by batch, so that memory does not grow with the number of films."""
+        return torch.cat([compute(part.to(self.device)) for part in _parts(self._films(images))])
+
+    def _films(self, images: Images) -> Tensor:
+        """Films (B, C, H, W) from whatever was given."""
+        if isinstance(images, Tensor):
+            films = images
+        elif isinstance(images, np.ndarray):
+            films = torch.from_numpy(np.ascontiguousarray(images))
+        else:
+            return self.read(images)
+        if films.ndim in (2, 3):
+            films = films[None, None] if films.ndim == 2 else films[:, None]
+        return films.float() if films.is_floating_point() else films
+
+    def __repr__(self) -> str:
+        encoder = self.config.encoder
+        inside = "a detector inside" if self.detector is not None else "no detector"
+        return f"<afire.Model {self.name}: width {encoder.width}, depth {encoder.depth}, {self.size} px, {inside}>"
+
+
+def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto") -> Model:
+    """Open a bundle, a run folder, a fitted detector, or ``hf://owner/name``; every file of a bundle is checked."""
+    folder = local_path(path)
+    pretrained = load_pretrained(path)
+    inside = folder / DETECTOR if is_bundle(folder) else folder
+    detector = None
+    if (inside / _DETECTOR_FILE).is_file():
+        from afire.tasks.detect.detector import Detector
+
+        detector = Detector.load(inside)
+    return Model(pretrained.model, pretrained.name, detector).to(pick_device(device))
+
+
+def _parts(films: Tensor) -> Iterator[Tensor]:
+    yield from torch.split(films, _BATCH) if len(films) else (films,)
