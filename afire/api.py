@@ -115,14 +115,13 @@ class Model:
         found = [self.detector.score(part) for part in _parts(films)]
         score = np.concatenate([one.score for one in found])
         restored = [one.restored for one in found if one.restored is not None]
-        likeness = self.detector.domain.likeness(films)
         return Detection(
             score=score,
             p_value=self.detector.calibration.p_values(score),
             alarm=score >= self.detector.threshold,
             heatmap=np.concatenate([one.heat for one in found]),
             restored=np.concatenate(restored) if restored else None,
-            objections=[self.detector.domain.objections(float(value)) for value in likeness],
+            objections=self.detector.domain.objections(films),
         )
 
     @torch.inference_mode()

@@ -27,9 +27,18 @@ from afire.model import AFiRe
 from afire.tasks.detect.calibration import Calibration
 from afire.tasks.detect.choose import Choice, choice_from_json, choice_to_json
 from afire.tasks.detect.domain import Domain
-from afire.tasks.detect.evidence import Evidence, look, restore_behind, settle
+from afire.tasks.detect.evidence import Evidence, look, settle
 from afire.tasks.detect.gaussian import TokenGaussian
-from afire.tasks.detect.scores import SCORES, Fitted, Maps, Standard, film_scores, raw_maps, standardised, suspicious
+from afire.tasks.detect.scores import (
+    MAPS,
+    SCORES,
+    Fitted,
+    Standard,
+    film_scores,
+    raw_maps,
+    standardised,
+    suspicious,
+)
 
 FORMAT = 1
 SETTINGS, TENSORS, MODEL, CONFIG = "detector.json", "detector.safetensors", "model.safetensors", "config.yaml"
@@ -95,11 +104,13 @@ class Detector:
         """Films (B, 1, S, S) in [0, 1] at the detector's size -> scores, heatmaps and restored films."""
         images = self._films(images)
         evidence = look(self.model, images)
-        raw, standard = self._maps(evidence)
         names = None if all_scores else [one.name for one in self.choice.components]
+        wanted = MAPS if names is None else {SCORES[name].map for name in names}
+        raw = raw_maps(self.model, evidence, self.fitted.gaussian, self._hide_from, wanted)
+        standard = standardised(raw, self.fitted.standards)
         parts = {name: values.cpu().numpy() for name, values in film_scores(raw, standard, names).items()}
         heat = torch.stack([standard[SCORES[one.name].map] for one in self.choice.components]).mean(dim=0)
-        restored = self._restored(images, evidence, standard) if restore else None
+        restored = self._restored(images, evidence) if restore else None
         rows, columns = self.model.grid
         return Found(
             score=self.choice(parts),
@@ -116,21 +127,19 @@ class Detector:
             )
         return images.to(self.device).expand(-1, channels, -1, -1)
 
-    def _maps(self, evidence: Evidence) -> tuple[Maps, Maps]:
-        hide_from = self.fitted.standards.get("student_surprise")
-        raw = raw_maps(self.model, evidence, self.fitted.gaussian, hide_from)
-        return raw, standardised(raw, self.fitted.standards)
+    @property
+    def _hide_from(self) -> Standard | None:
+        return self.fitted.standards.get("student_surprise")
 
-    def _restored(self, images: Tensor, evidence: Evidence, standard: Maps) -> Tensor | None:
+    def _restored(self, images: Tensor, evidence: Evidence) -> Tensor | None:
         """The film as the decoder draws it with the most suspicious quarter of its tokens hidden."""
-        if evidence.restored is None:
+        if self.model.decoder is None:
             return None
-        guide = standard.get("student_surprise")
-        if guide is None:
+        if self._hide_from is None or evidence.student_surprise is None:
+            assert evidence.restored is not None
             return self.model.picture(evidence.restored, images)
-        hidden = suspicious(guide)
-        drawn = restore_behind(self.model, evidence, hidden)
-        patches = torch.where(hidden[:, :, None], drawn, evidence.patches)
+        hidden = suspicious(self._hide_from(evidence.student_surprise))
+        patches = torch.where(hidden[:, :, None], evidence.behind(hidden), evidence.patches)
         return self.model.picture(patches, images)
 
     def save(self, folder: Path) -> None:

@@ -1,28 +1,32 @@
 """Whether a film is of the kind the detector was made for: a score for a hand, a photo or a negative means nothing.
 
 A film's rank picture (a small picture with grey values replaced by their ranks) is compared with the typical one of
-the normal films. Ranks do not care about contrast and exposure, which differ between machines; the pattern of
-lungs, spine and shoulders stays.
+the normal films. Ranks do not care about contrast and exposure, which differ between machines; the pattern of lungs,
+spine and shoulders stays. Two questions: does the film resemble the typical one, and would it resemble it more if it
+were turned, upside down or a negative? Patterns of normal films (principal components, several typical films) were
+tried beside them and added nothing (docs/detect.md has the numbers).
+
+Shapes: N films, P = 24 x 24 places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from afire.data.film import FilmInfo
 
 SIDE = 24
-NEGATIVE = -0.2  # likeness below which a film is taken for a negative
-ROOM = 0.15  # how far below the least typical normal film (1 in 200 left aside) a film may lie: findings change films
+TURNED = 0.05  # by so much another position must be more typical
+ROOM = 0.06  # how far below the least typical normal films (1 in 100 left aside) a film may lie: findings change films
+_LEFT_ASIDE = 0.01
 _FLAT = 1e-4  # grey levels closer than this are one
+_POSITIONS = ("inverted", "upside down", "upside down and mirrored", *("turned on its side",) * 4)
 
 
 @dataclass(frozen=True)
@@ -34,31 +38,38 @@ class Domain:
 
     @classmethod
     def of(cls, ranks_NP: Tensor) -> Domain:
-        """From rank pictures of normal films."""
-        middle = ranks_NP.median(dim=0).values
-        typical = _unit(middle[None])[0]
-        likeness = ranks_NP @ typical
-        return cls(typical, max(float(torch.quantile(likeness, 0.005)) - ROOM, NEGATIVE))
+        """From rank pictures of normal films; those that lie on their side or are negatives teach nothing."""
+        upright = ranks_NP[_gain_by_turning(ranks_NP, _typical(ranks_NP))[0] <= 0]
+        if 2 * len(upright) < len(ranks_NP):  # the films have no position in common
+            upright = ranks_NP
+        typical = _typical(upright)
+        return cls(typical, float(torch.quantile(upright @ typical, _LEFT_ASIDE)) - ROOM)
 
-    def likeness(self, images: Tensor) -> NDArray[np.float64]:
-        """Correlation (B,) of films (B, C, S, S) with the typical one, in [-1, 1]; NaN for a blank film."""
+    def objections(self, images: Tensor, infos: Sequence[FilmInfo] | None = None) -> list[list[str]]:
+        """Why the scores of films (B, C, S, S) should not be trusted; empty for a film like those of the training."""
         gray = images.mean(dim=1, keepdim=True).float().cpu()
-        found = (rank_pictures(gray) @ self.typical).double().numpy()
-        blank = (gray.amax(dim=(1, 2, 3)) - gray.amin(dim=(1, 2, 3))).numpy() < _FLAT
-        return np.where(blank, np.nan, found)
-
-    def objections(self, likeness: float, info: FilmInfo | None = None) -> list[str]:
-        """Why a film's score should not be trusted; empty for a film like those of the training."""
+        blank = (gray.amax(dim=(1, 2, 3)) - gray.amin(dim=(1, 2, 3)) < _FLAT).tolist()
+        ranks = rank_pictures(gray)
+        gain, position = (values.tolist() for values in _gain_by_turning(ranks, self.typical))
+        likeness = (ranks @ self.typical).tolist()
         found = []
-        if info is not None and info.colour:
-            found.append("a colour picture, not a radiograph")
-        if np.isnan(likeness):
-            found.append("blank: one grey level")
-        elif likeness < NEGATIVE:
-            found.append(f"looks inverted (likeness {likeness:+.2f})")
-        elif likeness < self.least_likeness:
-            found.append(f"unlike the training films (likeness {likeness:+.2f}, at least {self.least_likeness:+.2f})")
+        for number in range(len(images)):
+            colour = infos is not None and infos[number].colour
+            sentences = ["a colour picture, not a radiograph"] if colour else []
+            if blank[number]:
+                sentences.append("blank: one grey level")
+            else:
+                sentences += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]])
+            found.append(sentences)
         return found
+
+    def _unlike(self, likeness: float, gain: float, position: str) -> list[str]:
+        # What resembles a chest in no position is not called a turned one.
+        if gain > TURNED and likeness + gain >= self.least_likeness:
+            return [f"looks {position}"]
+        if gain > TURNED or likeness < self.least_likeness:
+            return [f"unlike the training films (likeness {likeness:.2f}, at least {self.least_likeness:.2f})"]
+        return []
 
     def tensors(self) -> dict[str, Tensor]:
         return {"typical": self.typical}
@@ -72,10 +83,27 @@ class Domain:
 
 
 def rank_pictures(gray_B1SS: Tensor) -> Tensor:
-    """Films -> (B, P) of mean 0 and length 1: which places are brighter than which."""
+    """Films -> (B, P) of mean 0 and length 1: which places are brighter than which; equal places have equal ranks."""
     small = F.adaptive_avg_pool2d(gray_B1SS.float(), SIDE).flatten(1)
-    ranks = small.argsort(dim=1).argsort(dim=1).float()
-    return _unit(ranks)
+    rising = small.sort(dim=1).values
+    below, upto = (torch.searchsorted(rising, small, right=right) for right in (False, True))
+    return _unit((below + upto).float())
+
+
+def _gain_by_turning(ranks_NP: Tensor, typical_P: Tensor) -> tuple[Tensor, Tensor]:
+    """How much more typical another position is than the given one (N,), negative for most; and which it is (N,).
+
+    A film that is only mirrored is not told apart: it differs from an upright one by little but the heart.
+    """
+    picture = typical_P.view(SIDE, SIDE)
+    on_its_side = [turn for one in (picture, picture.flip(0)) for turn in (one.rot90(1), one.rot90(3))]
+    others = torch.stack([-picture, picture.rot90(2), picture.flip(0), *on_its_side]).flatten(1)
+    best = (ranks_NP @ others.T).max(dim=1)
+    return best.values - ranks_NP @ typical_P, best.indices
+
+
+def _typical(ranks_NP: Tensor) -> Tensor:
+    return _unit(ranks_NP.median(dim=0).values[None])[0]
 
 
 def _unit(values_NP: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from afire.tasks.detect import choose as choosing
 from afire.tasks.detect.calibration import Calibration
 from afire.tasks.detect.detector import SETTINGS, Detector, HeatScale, heat_scale
 from afire.tasks.detect.domain import Domain, rank_pictures
-from afire.tasks.detect.evidence import looks, settle
+from afire.tasks.detect.evidence import look, settle
 from afire.tasks.detect.gaussian import GaussianFit
 from afire.tasks.detect.parts import Parts, detection_parts
 from afire.tasks.detect.scores import SCORES, Fitted, Standard, raw_maps
@@ -211,20 +211,20 @@ def _fit(model: AFiRe, films: Films, rows: Rows) -> tuple[Fitted, Domain]:
     """Two passes over the normal films: the Gaussians, then the standard of every map that needs them."""
     gaussians, ranks = GaussianFit(), []
     for images in _batches(films, rows, "token Gaussians"):
-        gaussians.add(looks(model, _channels(model, images)).tokens)
+        gaussians.add(look(model, _channels(model, images)).tokens)
         ranks.append(rank_pictures(images))
     gaussian = gaussians.finish()
     collected: dict[str, list[Tensor]] = {}
     hide_from: Standard | None = None
     if model.bank is not None and model.config.losses.contrast == "probability":
         surprises = [
-            looks(model, _channels(model, images)).student_surprise
+            look(model, _channels(model, images)).student_surprise
             for images in _batches(films, rows[:: max(1, len(rows) // 1024)], "what is surprising")
         ]
         hide_from = Standard.of(torch.cat([one for one in surprises if one is not None]))
     with torch.inference_mode():
         for images in _batches(films, rows, "maps of normal films"):
-            evidence = looks(model, _channels(model, images))
+            evidence = look(model, _channels(model, images))
             for name, values in raw_maps(model, evidence, gaussian, hide_from).items():
                 collected.setdefault(name, []).append(values)
     standards = {name: Standard.of(torch.cat(values)) for name, values in collected.items()}

@@ -10,7 +10,7 @@ Shapes: B films, L positions, D width.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from afire.errors import UserError
 from afire.model import AFiRe
-from afire.tasks.detect.evidence import Evidence, restore_behind
+from afire.tasks.detect.evidence import Evidence
 from afire.tasks.detect.gaussian import TokenGaussian
 
 PEAK_SHARE = 0.1  # of the positions: what `peak` averages
@@ -62,23 +62,30 @@ MAPS = {
 }
 
 
-def raw_maps(model: AFiRe, evidence: Evidence, gaussian: TokenGaussian, hide_from: Standard | None) -> Maps:
-    """Every map (B, L) that the model has parts for, not standardised.
+def raw_maps(
+    model: AFiRe,
+    evidence: Evidence,
+    gaussian: TokenGaussian,
+    hide_from: Standard | None,
+    wanted: Collection[str] = tuple(MAPS),
+) -> Maps:
+    """The ``wanted`` maps (B, L) that the model has parts for, not standardised.
 
     ``hide_from`` is the standard of the surprise map, by which the second pass knows what to hide; without it there is
-    no ``two_pass``.
+    no ``two_pass``. Networks that no wanted map needs are not run.
     """
-    maps: Maps = {"gaussian": gaussian(evidence.tokens)}
-    if evidence.restored is not None:
-        maps["restoration"] = evidence.error
-    if evidence.surprise is not None and evidence.student_surprise is not None:
-        maps["surprise"], maps["student_surprise"] = evidence.surprise, evidence.student_surprise
-        if evidence.restored is not None and hide_from is not None:
-            hidden = suspicious(hide_from(evidence.student_surprise))
-            maps["two_pass"] = second_pass_error(model, evidence, hidden)
-    if evidence.lesion is not None:
-        maps["lesion"] = evidence.lesion
-    return maps
+    clusters = model.bank is not None and model.config.losses.contrast == "probability"
+    draws = model.decoder is not None
+    makers: dict[str, Callable[[], Tensor | None]] = {
+        "gaussian": lambda: gaussian(evidence.tokens),
+        "restoration": lambda: evidence.error if draws else None,
+        "surprise": lambda: evidence.surprise,
+        "student_surprise": lambda: evidence.student_surprise,
+        "two_pass": lambda: second_pass_error(evidence, hide_from) if draws and clusters and hide_from else None,
+        "lesion": lambda: evidence.lesion,
+    }
+    made = {name: make() for name, make in makers.items() if name in wanted}
+    return {name: values for name, values in made.items() if values is not None}
 
 
 def standardised(maps: Maps, standards: Mapping[str, Standard]) -> Maps:
@@ -96,10 +103,11 @@ def suspicious(surprise_BL: Tensor) -> Tensor:
     return hidden.scatter_(1, surprise_BL.topk(count, dim=1).indices, True)
 
 
-def second_pass_error(model: AFiRe, evidence: Evidence, hidden_BL: Tensor) -> Tensor:
+def second_pass_error(evidence: Evidence, hide_from: Standard) -> Tensor:
     """Mean squared error (B, L) between the film and what the decoder draws where tokens are hidden, 0 elsewhere."""
-    restored = restore_behind(model, evidence, hidden_BL)
-    return (restored - evidence.patches).square().mean(dim=-1) * hidden_BL
+    assert evidence.student_surprise is not None
+    hidden_BL = suspicious(hide_from(evidence.student_surprise))
+    return (evidence.behind(hidden_BL) - evidence.patches).square().mean(dim=-1) * hidden_BL
 
 
 def mean(map_BL: Tensor) -> Tensor:
