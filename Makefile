@@ -1,4 +1,4 @@
-# `make demo` and `make test` do their own set-up: they need Python 3.10+ with pip and venv, and nothing else.
+# `make demo`, `make test` and `make docs` do their own set-up: they need Python 3.10+ with pip and venv, and nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ WORKERS ?= 2
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("afire needs Python 3.10 or newer; set PYTHON=python3.x") if sys.version_info < (3, 10) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@
 
 test: $(READY)
@@ -32,5 +32,10 @@ demo: $(READY)
 bench: $(READY)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
+# site/index.html opens from disk; a link or an anchor that leads nowhere is an error.
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	@echo site/index.html
+
 clean:
-	rm -rf $(DEMO) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(DEMO) site .pytest_cache .mypy_cache .ruff_cache
