@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from afire.cli.detect.evaluate import evaluate
 from afire.cli.detect.fit import fit
 
 app = typer.Typer(
@@ -12,3 +13,4 @@ app = typer.Typer(
     epilog="Research software, not a medical device.",
 )
 app.command("fit")(fit)
+app.command("eval")(evaluate)

@@ -18,6 +18,7 @@ from afire.config import Config, LesionConfig
 from afire.data.dataset import Films
 from afire.data.splits import Split
 from afire.errors import UserError
+from afire.files import write_text
 from afire.lesions import synthesize_keyed
 from afire.model import AFiRe
 from afire.progress import progress
@@ -35,12 +36,13 @@ from afire.tasks.features import data_content_hash
 from afire.tasks.pretrained import Pretrained, load_pretrained
 from afire.training.loop import pretrain
 from afire.training.run_folder import environment
-from afire.training.seen import films_seen
+from afire.training.seen import FILMS, films_seen, remember_films
 
 Rows = NDArray[np.int64]
 BATCH = 64
 _LESION_SEED = 60_000  # far from any run's own lesions
 _ADAPT = "adapt"
+PRETRAINING = "pretrain"  # folder with the keys of the films that the pre-training saw
 
 logger = logging.getLogger("afire")
 
@@ -85,6 +87,7 @@ def fit_detector(task: FitTask) -> Detector:
     for note in notes:
         logger.warning("%s", note)
     detector.origin = _origin(task, parts, notes)
+    _remember(task, parts)
     detector.save(task.out)
     shutil.rmtree(task.out / _ADAPT / "checkpoints", ignore_errors=True)  # the weights are in the detector now
     return detector
@@ -289,6 +292,14 @@ def _seen_before(task: FitTask, parts: Parts) -> Iterator[str]:
             f"{seen:,} of {len(parts.held_out):,} held-out normals were seen in pre-training, so false alarms will be "
             "more frequent than stated; pre-train and fit with the same --split, whose validation part is then unseen"
         )
+
+
+def _remember(task: FitTask, parts: Parts) -> None:
+    """One-way keys of the films that made the detector, so that a test can tell which ones it knows."""
+    remember_films(task.out, task.films, np.concatenate([parts.fit, parts.held_out]))
+    seen_before = task.run / FILMS if task.run is not None else None
+    if seen_before is not None and seen_before.is_file():
+        write_text(task.out / PRETRAINING / FILMS, seen_before.read_text(encoding="utf-8"))
 
 
 def _origin(task: FitTask, parts: Parts, notes: list[str]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from afire.config import Config, changed, load_config, load_settings, parse_override
+from afire.config import Config, ImageConfig, changed, load_config, load_settings, parse_override
 from afire.errors import UserError
 from afire.task_config import DetectConfig
 from afire.tasks.backbone import RANDOM, run_config_file
+from afire.tasks.detect.detector import CONFIG, SETTINGS
 from afire.tasks.pretrained import Pretrained, load_pretrained
 from afire.weights.bundle import is_bundle
 from afire.weights.hub import local_path
@@ -65,6 +66,13 @@ def _changed(config: Config, preset: str | None, file: Path | None, overrides: S
     for override in overrides:
         config = changed(config, parse_override(override))
     return config
+
+
+def image_settings(model: Path) -> ImageConfig:
+    """How a detector's films are read, before its weights are."""
+    if not (model / SETTINGS).is_file():
+        raise UserError(f"{model} holds no detector ({SETTINGS}); make one with `afire detect fit`.")
+    return load_config(file=model / CONFIG).image
 
 
 def detect_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
