@@ -20,7 +20,7 @@ from afire.tasks.results import SCORE, TRUTH
 
 Floats = NDArray[np.float64]
 _GRID = np.linspace(0, 1, 101)
-_BAND_DRAWS, _BINS = 300, 40
+_BAND_DRAWS, _MOST_BINS = 300, 40
 _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), "-.")
 
 
@@ -70,9 +70,9 @@ def score_figure(found: Evaluated) -> Figure:
     for axis, run, threshold in zip(axes, runs, found.thresholds, strict=True):
         frame = found.predictions[found.predictions["run"] == run]
         scores, truth = frame[SCORE + ABNORMAL].to_numpy(np.float64), frame[TRUTH + ABNORMAL].to_numpy(np.float64)
-        low, high = np.percentile(scores, [0.2, 99.8])
-        edges = np.linspace(min(low, threshold), max(high, threshold), _BINS + 1) if np.isfinite(threshold) else _BINS
-        shown = np.clip(scores, *(edges[[0, -1]] if isinstance(edges, np.ndarray) else (low, high)))
+        ends = [*np.percentile(scores, [0.2, 99.8]), *([threshold] if np.isfinite(threshold) else [])]
+        edges = np.linspace(min(ends), max(ends), int(np.clip(len(scores) // 8, 8, _MOST_BINS)) + 1)
+        shown = np.clip(scores, edges[0], edges[-1])  # the few far ones pile up at the ends
         for value, word, colour in ((0, "normal", COLOURS[0]), (1, "abnormal", COLOURS[1])):
             part = shown[truth == value]
             weights = np.full(len(part), 100 / max(len(part), 1))

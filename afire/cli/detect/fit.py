@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Verbose
 from afire.cli.task_options import Data, Weights
+
+if TYPE_CHECKING:
+    from afire.data.dataset import Films
+    from afire.data.splits import Split
 
 
 def fit(
@@ -21,6 +25,10 @@ def fit(
         typer.Option(
             "--split", help="A split file: normals of train fit, normals of val choose and calibrate, test is not seen."
         ),
+    ] = None,
+    protocol: Annotated[
+        Literal["chexpert250"] | None,
+        typer.Option(help="Instead of --split: set aside what `afire detect eval --protocol` will test."),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Every random choice follows from it.", min=0)] = None,
     score: Annotated[
@@ -47,7 +55,6 @@ def fit(
     """
     from afire.cli.trained import stops_on_signal
     from afire.data.dataset import open_films
-    from afire.data.splits import read_split
     from afire.report.detect_choice import show_choice, write_choice
     from afire.tasks.detect.fit import FitTask, fit_detector
     from afire.tasks.detect.networks import detect_overrides, detect_settings, open_networks
@@ -57,15 +64,16 @@ def fit(
     settings = detect_settings(asked)
     networks = open_networks(weights, preset, config_file, networks_own)
     image = networks.config.image
+    films = open_films(data, root, image.size, image.fit, image.voi)
     task = FitTask(
         config=networks.config,
         settings=settings,
-        films=open_films(data, root, image.size, image.fit, image.voi),
+        films=films,
         out=out,
         pretrained=networks.pretrained,
         run=networks.run,
         init=networks.init,
-        split=read_split(split) if split is not None else None,
+        split=_split(films, split, protocol),
         source=data.name,
         device=device,
         resume=resume,
@@ -79,3 +87,17 @@ def fit(
         screen = console()
         show_choice(screen, detector)
         screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+
+
+def _split(films: Films, file: Path | None, protocol: str | None) -> Split | None:
+    """The split of a file or of a protocol; a protocol may also narrow what counts as a normal film."""
+    from afire.data.splits import read_split
+    from afire.errors import UserError
+    from afire.tasks.detect.protocol import chexpert_split, pa_only
+
+    if protocol is None:
+        return read_split(file) if file is not None else None
+    if file is not None:
+        raise UserError("--protocol brings its own split; leave out --split.")
+    films.manifest = pa_only(films.manifest)
+    return chexpert_split(films.manifest)

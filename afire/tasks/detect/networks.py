@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from afire.config import Config, ImageConfig, changed, load_config, load_settings, parse_override
+from afire.config import Config, ImageConfig, changed, load_config, parse_override
 from afire.errors import UserError
 from afire.task_config import DetectConfig
 from afire.tasks.backbone import RANDOM, run_config_file
@@ -14,8 +14,6 @@ from afire.tasks.detect.detector import CONFIG, SETTINGS
 from afire.tasks.pretrained import Pretrained, load_pretrained
 from afire.weights.bundle import is_bundle
 from afire.weights.hub import local_path
-
-_MAY_CHANGE = ("lesions",)  # of a pre-trained model's settings: what is drawn while adapting shapes no weight
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,11 @@ def open_networks(
 ) -> Networks:
     """``weights`` is a run, a checkpoint of one, a bundle, an encoder's file or ``random``.
 
-    A run and a bundle bring their settings, of which only ``lesions.*`` may be changed. The others need settings.
+    A run and a bundle bring their settings; the others need them.
     """
+    for override in overrides:
+        if override.strip().startswith("lesions."):
+            raise UserError(f"--set {override}: the lesions that a detector learns on are adapt.{override.strip()}.")
     if weights == RANDOM:
         return Networks(_asked(preset, file, overrides, "random weights have no architecture of their own"))
     path = local_path(weights)
@@ -43,9 +44,9 @@ def open_networks(
         if not path.exists():
             raise UserError(f"{path} does not exist; give a run, a bundle, a weights file or random.")
         return Networks(_asked(preset, file, overrides, f"{path} does not say which architecture it has"), init=weights)
+    _refuse_settings(preset, file, overrides)
     pretrained = load_pretrained(weights)
-    run = settings.parent if settings is not None else None
-    return Networks(_changed(pretrained.model.config, preset, file, overrides), pretrained, run)
+    return Networks(pretrained.model.config, pretrained, settings.parent if settings is not None else None)
 
 
 def _asked(preset: str | None, file: Path | None, overrides: Sequence[str], why: str) -> Config:
@@ -54,18 +55,14 @@ def _asked(preset: str | None, file: Path | None, overrides: Sequence[str], why:
     return load_config(preset, file, overrides)
 
 
-def _changed(config: Config, preset: str | None, file: Path | None, overrides: Sequence[str]) -> Config:
+def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[str]) -> None:
     if preset is not None or file is not None:
         raise UserError("a run and a bundle bring their own settings; leave out --preset and --config.")
-    for override in overrides:
-        if override.strip().split(".")[0] not in _MAY_CHANGE:
-            raise UserError(
-                f"--set {override} would change the networks of these weights; only lesions.* and the detector's own "
-                "settings can be set."
-            )
-    for override in overrides:
-        config = changed(config, parse_override(override))
-    return config
+    if overrides:
+        raise UserError(
+            f"--set {overrides[0]} would change the networks of these weights, which bring their own settings; those "
+            f"of the detector are {', '.join(DetectConfig.model_fields)}."
+        )
 
 
 def image_settings(model: Path) -> ImageConfig:
@@ -82,5 +79,8 @@ def detect_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def detect_settings(overrides: Sequence[str]) -> DetectConfig:
-    """The detector's settings: defaults, changed by ``overrides``."""
-    return load_settings(DetectConfig, [], overrides)
+    """The detector's settings: defaults, changed by ``overrides`` one by one, so that a part of a part may change."""
+    settings = DetectConfig()
+    for override in overrides:
+        settings = changed(settings, parse_override(override))
+    return settings
