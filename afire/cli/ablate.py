@@ -176,7 +176,7 @@ def _show_table(table: AblationTable) -> None:
     from rich.text import Text
 
     from afire.cli.options import console
-    from afire.report.ablation_table import ordering_sentence
+    from afire.report.ablation_table import CAUTION, ordering_sentence
     from afire.report.words import mean_sd, number, p_text
 
     screen = console()
@@ -192,6 +192,8 @@ def _show_table(table: AblationTable) -> None:
     screen.print(shown)
     if table.ordering is not None:
         screen.print(Text(ordering_sentence(table.ordering)), soft_wrap=True)
+    if CAUTION in table.facts:
+        screen.print(Text(f"caution: {table.facts[CAUTION]}", style="yellow"), soft_wrap=True)
     for note in table.notes:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 

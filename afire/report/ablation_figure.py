@@ -38,7 +38,7 @@ def ablation_figure(table: AblationTable) -> Figure:
         bold = isinstance(line, str) or line.row.name == FULL
         label.set_fontweight("bold" if bold else "normal")
     probe.set_ylim(len(lines) - 0.5, -0.7)
-    figure.legend(handles=_legend(lines), loc="outside lower center", ncols=4)
+    figure.legend(handles=_legend(lines), loc="outside upper right", ncols=4)
     figure.supxlabel(DISCLAIMER, fontsize=6.5, color=FAINT, x=0.01, ha="left")
     return figure
 

@@ -19,6 +19,7 @@ from afire.tasks.results import Estimate
 
 _WORDS = {"auc": "AUC", "accuracy": "ACC", "f1": "F1", "detection": "detection AUC"}
 _OTHER = "Other rows"
+CAUTION = "caution"
 
 
 def sections(table: AblationTable) -> list[tuple[str, list[TableRow]]]:
@@ -56,11 +57,13 @@ def ordering_sentence(ordering: Ordering) -> str:
     )
     if not ordering.disagree:
         return f"{start} Every row lies on the same side of the full method as in the paper."
-    return f"{start} On the other side of the full method than in the paper: {', '.join(ordering.disagree)}."
+    return f"{start} Not on the side of the full method where the paper has them: {', '.join(ordering.disagree)}."
 
 
 def _facts(facts: Mapping[str, str]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())])
+    lines = [f"| {name} | {text} |" for name, text in facts.items() if name != CAUTION]
+    page = "\n".join(["| | |", "|---|---|", *lines])
+    return f"{page}\n\n**Caution.** {facts[CAUTION]}" if CAUTION in facts else page
 
 
 def _main_table(rows: Sequence[TableRow]) -> str:
@@ -124,6 +127,7 @@ def ablation_latex(table: AblationTable) -> str:
     caption = (
         f"Ablation: linear probe and detection AUC, mean $\\pm$ sd over {seeds} seed{'s' if seeds > 1 else ''}. "
         f"Paper: its AUC / ACC / F1. Data: {_plain(table.facts['data'])}; {_plain(table.facts['budget'])}."
+        + (f" Caution: {_plain(table.facts[CAUTION])}" if CAUTION in table.facts else "")
     )
     return "\n".join(
         [

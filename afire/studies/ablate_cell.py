@@ -27,6 +27,7 @@ from afire.data.dataset import Films, open_films
 from afire.data.splits import Split, read_split
 from afire.errors import UserError
 from afire.files import FolderBusyError, folder_lock, read_json, write_atomic, write_json
+from afire.studies.ablate_clock import CellClock
 from afire.studies.ablate_detect import detection_scores
 from afire.studies.ablate_grid import CELL, DETECTION, FORMAT, PROBE, REQUEST, RUN, detection_rows
 from afire.tasks.backbone import pick_device
@@ -52,14 +53,13 @@ def run_cell(folder: Path) -> None:
     root = Path(request["root"]) if request["root"] else None
     data, split = Path(request["data"]), read_split(Path(request["split"]))
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
-    seconds: dict[str, float] = {}
-    started = time.monotonic()
-    summary = _train(folder / RUN, config, films, split, data.name, request["device"])
-    seconds["train"] = time.monotonic() - started
-    probe = _probe(folder, config, data, root, split, request)
-    seconds["probe"] = time.monotonic() - started - seconds["train"]
-    detection = _detect(folder, films, split, request["device"])
-    seconds["detection"] = time.monotonic() - started - seconds["train"] - seconds["probe"]
+    clock = CellClock(folder)
+    with clock.stage("train"):
+        summary = _train(folder / RUN, config, films, split, data.name, request["device"])
+    with clock.stage("probe"):
+        probe = _probe(folder, config, data, root, split, request)
+    with clock.stage("detection"):
+        detection = _detect(folder, films, split, request["device"])
     state = environment()
     write_json(
         folder / CELL,
@@ -74,7 +74,7 @@ def run_cell(folder: Path) -> None:
             "losses": summary["losses"],
             "health": summary["health"],
             "parameters": summary["parameters"],
-            "seconds": {name: round(value, 2) for name, value in seconds.items()},
+            "seconds": clock.seconds(),
             "epochs": config.training.epochs,
             "afire": __version__,
             "machine": {name: state[name] for name in ("system", "cores", "gpus", "python", "git")},

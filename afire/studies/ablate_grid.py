@@ -53,6 +53,7 @@ class Study:
     split: Split
     labels: list[str]
     identity: dict[str, Any]  # what study.json holds
+    builder: str = ""  # the public dataset that the manifest was built from, if it says so
 
     @property
     def films(self) -> dict[str, int]:
@@ -126,7 +127,8 @@ def open_study(
         "labels": names,
         "films": {"normal": len(normal), **{part: len(rows) for part, rows in parts.items()}},
     }
-    study = Study(out, data.resolve(), root.resolve() if root else None, base, settled, names, identity)
+    builder = str(films.manifest.info.get("builder", ""))
+    study = Study(out, data.resolve(), root.resolve() if root else None, base, settled, names, identity, builder)
     _refuse_another(study)
     return study
 

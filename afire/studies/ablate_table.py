@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from afire.config import load_config
 from afire.studies.ablate_detect import DETECTION as MAIN_DETECTOR
 from afire.studies.ablate_detect import DETECTORS
 from afire.studies.ablate_grid import DETECTION, PROBE, Cell, Study
@@ -27,6 +28,12 @@ Floats = NDArray[np.float64]
 PROBE_METRICS = ("auc", "accuracy", "f1")
 MEASURES = (*PROBE_METRICS, "detection")
 _SEED, _DRAWS = 0, 2000
+# docs/results.md says the same: two choices of the preset were made while reading these films.
+_CAUTION = (
+    "The shared head and tau = 1 of the preset `small` come from exploratory runs of one seed that were read on this "
+    "test part, so rows that keep them are not a clean test of these two choices. In this set the size of the original "
+    "files alone separates the classes with AUC 0.939."
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class Ordering:
 
     rows: int
     spearman: float
-    disagree: list[str]  # titles of rows that are on the other side of the full method than in the paper
+    disagree: list[str]  # titles of rows that are not on the side of the full method where the paper has them
 
 
 @dataclass(frozen=True)
@@ -180,7 +187,7 @@ def _ordering(rows: Sequence[TableRow]) -> Ordering | None:
     disagree = [
         row.row.title
         for row in known
-        if row.against and row.against["auc"].difference * (row.paper["auc"] - full.paper["auc"]) < 0
+        if row.against and row.against["auc"].difference * (row.paper["auc"] - full.paper["auc"]) <= 0
     ]
     return Ordering(len(known), float(spearmanr(ours, paper).statistic), disagree)
 
@@ -192,7 +199,7 @@ def _facts(study: Study, rows: Sequence[TableRow], results: Mapping[str, Mapping
     hardware = ", ".join(machine["gpus"]) or f"CPU with {machine['cores']} cores, one process a cell"
     seeds = sorted({seed for row in rows for seed in row.seeds})
     encoder = base.encoder
-    return {
+    facts = {
         "data": f"{data['name']}, {data['size']} px, hash `{data['hash'][:12]}`",
         "films": f"{films['normal']:,} normal ones to pre-train; probe on {films['train']:,} / {films['val']:,} / "
         f"{films['test']:,} (train / val / test)",
@@ -203,6 +210,18 @@ def _facts(study: Study, rows: Sequence[TableRow], results: Mapping[str, Mapping
         "seeds": f"{', '.join(map(str, seeds))} (initial weights, order of films and lesions)",
         "machine": f"{hardware}; {machine['system']}, torch {first['torch']}, afire {first['afire']}",
     }
+    caution = _caution(study)
+    return {**facts, "caution": caution} if caution else facts
+
+
+def _caution(study: Study) -> str:
+    """What the reader must know about the test part before any number, or nothing."""
+    small = load_config("small")
+    chosen_there = (study.base.head.form, study.base.losses.temperature) == (
+        small.head.form,
+        small.losses.temperature,
+    )
+    return _CAUTION if study.builder == "childcxr" and chosen_there else ""
 
 
 def _notes(rows: Sequence[Row], found: Sequence[TableRow], results: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,106 @@
+"""Cells in processes: stopped politely, ended with their parent, and told about when they fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afire.config import Config
+from afire.files import write_json
+from afire.studies import ablate_run
+from afire.studies.ablate_grid import CELL, LOG, Cell, open_study, plan_cells
+from afire.studies.ablate_rows import choose_rows
+from afire.studies.ablate_run import Outcome, Workers, plan_workers, run_cells
+
+# Stands in for a cell: waits to be asked to stop, then saves and ends as a cell does.
+WAITS = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+def save(number, frame):
+    (folder / "saved").touch()
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, save)
+(folder / "ready").touch()
+time.sleep(60)
+"""
+FAILS = "print('first words'); print('error: no such film.'); raise SystemExit(2)"
+
+
+@pytest.fixture
+def cells(packed: Path, smallest: Callable[..., Config], tmp_path: Path) -> Any:
+    study = open_study(packed, tmp_path / "out", smallest())
+    return study, plan_cells(study, choose_rows("no-category,no-structure"), [0])
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Let every cell run ``program`` instead."""
+    popen = subprocess.Popen
+
+    def replaced(command: list[str], **options: Any) -> Any:
+        return popen([sys.executable, "-c", program, command[-1]], **options)
+
+    monkeypatch.setattr(ablate_run.subprocess, "Popen", replaced)
+
+
+def run(study: Any, cells: list[Cell], jobs: int) -> tuple[Outcome, list[tuple[str, str]]]:
+    told: list[tuple[str, str]] = []
+
+    def report(cell: Cell, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
+        told.append((cell.name, failure))
+
+    return run_cells(study, cells, Workers(jobs, 1, "cpu"), report), told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_cells_save(cells: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    study, planned = cells
+    stand_in(monkeypatch, WAITS)
+
+    def ask() -> None:
+        deadline = time.monotonic() + 30
+        while not all((cell.folder / "ready").exists() for cell in planned[:2]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=ask).start()
+    outcome, told = run(study, planned, 2)
+    assert outcome.signal == number and not outcome.finished and not outcome.failed and not told
+    assert [(cell.folder / "saved").exists() for cell in planned] == [True, True, False]  # the third never began
+
+
+def test_a_failing_cell_is_told_and_the_others_go_on(cells: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, planned = cells
+    stand_in(monkeypatch, FAILS)
+    for cell in planned[1:]:
+        write_json(cell.folder / CELL, {"format": 1, "key": cell.key})
+    outcome, told = run(study, planned, 1)
+    assert [cell.name for cell in outcome.finished] == ["no-category, seed 0", "no-structure, seed 0"]
+    assert told[0] == ("full, seed 0", "no such film. (exit code 2)")
+    assert "first words" in (planned[0].folder / LOG).read_text()
+
+
+def test_a_cell_ends_when_its_parent_does() -> None:
+    program = "import time; from afire.studies.ablate_cell import _end_with_parent; _end_with_parent(); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(60) == -signal.SIGTERM
+
+
+def test_workers_follow_cores_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablate_run, "usable_cores", lambda: 8)
+    monkeypatch.setattr(ablate_run, "_visible_gpus", lambda: ())
+    assert plan_workers(None, 2, "auto", 20) == Workers(4, 2, "cpu")
+    assert plan_workers(None, 2, "auto", 3).jobs == 3 and plan_workers(6, 2, "cpu", 20).jobs == 6
+    monkeypatch.setattr(ablate_run, "_visible_gpus", lambda: ("2", "5"))
+    assert plan_workers(None, 1, "auto", 20) == Workers(2, 1, "cuda", ("2", "5"))
+    assert plan_workers(None, 1, "cpu", 20) == Workers(8, 1, "cpu")
