@@ -13,12 +13,15 @@ from afire.cli import config as config_command
 from afire.cli import data as data_commands
 from afire.cli import detect as detect_commands
 from afire.cli import embed as embed_command
+from afire.cli import export as export_command
 from afire.cli import figure as figure_commands
 from afire.cli import finetune as finetune_command
 from afire.cli import lesions as lesion_commands
 from afire.cli import pretrain as pretrain_command
 from afire.cli import probe as probe_command
+from afire.cli import push as push_command
 from afire.cli import segment as segment_command
+from afire.cli import verify as verify_command
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 
@@ -42,6 +45,9 @@ app.command("segment")(segment_command.segment)
 app.add_typer(detect_commands.app, name="detect")
 app.command("ablate")(ablate_command.ablate)
 app.add_typer(figure_commands.app, name="figure")
+app.command("export")(export_command.export)
+app.command("verify")(verify_command.verify)
+app.command("push")(push_command.push)
 app.command("config")(config_command.config)
 
 

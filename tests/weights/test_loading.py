@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from afire.errors import UserError
 from afire.model.vit import VisionTransformer, initialise
 from afire.weights import find_encoder, load_encoder, read_tensors
+from afire.weights.layouts import to_huggingface
 
 
 def vit(seed: int, **settings: object) -> VisionTransformer:
@@ -146,3 +147,39 @@ def test_files_without_a_vit_are_sentences(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "empty.pth")
     with pytest.raises(UserError, match="holds no tensors"):
         read_tensors(tmp_path / "empty.pth")
+
+
+@pytest.mark.parametrize("prefix", ["", "vit."])
+def test_hugging_face(tmp_path: Path, prefix: str) -> None:
+    """The older names, as transformers before 5 wrote them; those of the installed one are in test_formats."""
+    source, target = vit(1), vit(2)
+    content = {prefix + name: tensor for name, tensor in to_huggingface(source.state_dict()).items()}
+    content |= {"classifier.weight": torch.zeros(2, 16), f"{prefix}pooler.dense.weight": torch.zeros(16, 16)}
+    torch.save(content, tmp_path / "w.pth")
+    report = load_encoder(target, tmp_path / "w.pth")
+    assert report.layout == "Hugging Face" and not report.missing and not report.unexpected
+    films = torch.rand(2, 1, 32, 32)
+    assert torch.equal(source(films), target(films))
+
+
+def test_newer_hugging_face_names(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.ViTConfig(
+        **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+        **{"image_size": 32, "patch_size": 8, "num_channels": 1, "layer_norm_eps": 1e-6},
+    )
+    theirs = transformers.ViTModel(settings, add_pooling_layer=False).eval()
+    save_file({name: tensor.clone() for name, tensor in theirs.state_dict().items()}, tmp_path / "w.safetensors")
+    target = vit(2, positions="learned")
+    report = load_encoder(target, tmp_path / "w.safetensors")
+    assert not report.missing and not report.unexpected
+    films = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(target(films), theirs(films).last_hidden_state, atol=1e-5, rtol=0)
+
+
+def test_a_torn_hugging_face_file_is_reported(tmp_path: Path) -> None:
+    content = to_huggingface(vit(1).state_dict())
+    del content["encoder.layer.0.attention.attention.key.weight"]
+    torch.save(content, tmp_path / "w.pth")
+    assert load_encoder(vit(2), tmp_path / "w.pth").missing == ["blocks.0.attn.qkv.weight"]

@@ -44,9 +44,10 @@ class DetectorGraph(Graph):
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         standards, gaussian = self._fitted()
         evidence = look(self.model, self.square(images))
-        raw = raw_maps(self.model, evidence, gaussian, standards.get("student_surprise"))
-        standard = standardised(raw, standards)
         components = self.choice.components
+        wanted = {SCORES[one.name].map for one in components}
+        raw = raw_maps(self.model, evidence, gaussian, standards.get("student_surprise"), wanted)
+        standard = standardised(raw, standards)
         scores = film_scores(raw, standard, [one.name for one in components])
         score = torch.stack([(scores[one.name] - one.mean) / one.sd for one in components]).mean(dim=0)
         as_high = (self.calibration[None] >= score[:, None]).sum(dim=1)
