@@ -14,12 +14,16 @@ from afire.tasks.landmarks import LANDMARKS, landmark_places
 
 SIDE = 2  # nearest patches of a place in the sheet: SIDE x SIDE
 _GAP = 0.16  # of a patch, between the places of the sheet
+_SHEET, _DETAIL = 3.56, 2.08  # inches: the sheet of all places, and the width of the nine in detail
+_MARGIN = 0.04
+_DETAIL_SHAPE = _DETAIL / _SHEET
 _TEXT_PLACES = 64  # most places whose cluster is written into its cell
 
 
 def atlas_figure(atlas: Atlas, caption: str) -> Figure:
     """Above: mean film, typical film, entropy, likeliest cluster. Below: nearest patches everywhere, and in detail."""
-    small, large, gap = 1.66, 3.56, 0.12
+    wide = DOUBLE - 2 * _MARGIN
+    small, gap = (wide - 3 * 0.12) / 4, 0.12
     figure: Figure = plt.figure(figsize=(DOUBLE, 6.35), layout="none")
     page = _Page(figure)
     _picture(page.axes(0, 0.22, small), atlas.mean_film, "mean of the films")
@@ -28,10 +32,10 @@ def atlas_figure(atlas: Atlas, caption: str) -> Figure:
     _entropy(page, page.axes(2 * (small + gap), 0.22, small), atlas)
     _clusters(page.axes(3 * (small + gap), 0.22, small), atlas)
     title = f"{SIDE * SIDE} nearest patches of each place, wherever they lie"
-    _picture(page.axes(0, 2.5, large), nearest_sheet(atlas), title)
+    _picture(page.axes(0, 2.5, _SHEET), nearest_sheet(atlas), title)
     if min(atlas.grid) >= 3:
-        _detail(page.axes(large + 1.36, 2.5, DOUBLE - large - 1.36, large), atlas)
-    figure.text(0.0, 0.004, caption, fontsize=6.5, color=INK)
+        _detail(page.axes(wide - _DETAIL, 2.5, _DETAIL, _SHEET), atlas)
+    figure.text(_MARGIN / DOUBLE, 0.006, caption, fontsize=6.5, color=INK)
     return figure
 
 
@@ -44,7 +48,7 @@ class _Page:
 
     def axes(self, left: float, top: float, width: float, height: float | None = None) -> Axes:
         tall = width if height is None else height
-        where = (left / self.width, 1 - (top + tall) / self.height, width / self.width, tall / self.height)
+        where = ((left + _MARGIN) / self.width, 1 - (top + tall) / self.height, width / self.width, tall / self.height)
         axis: Axes = self.figure.add_axes(where)
         return axis
 
@@ -121,14 +125,15 @@ def _detail(axis: Axes, atlas: Atlas) -> None:
     count = atlas.nearest_patches.shape[1]
     p = atlas.nearest_patches.shape[-1]
     gap = max(p // 8, 1)
-    height, width = 9 * (p + gap) - gap, count * (p + gap) - gap
-    picture = np.full((height, width), np.nan, np.float32)
+    width = count * (p + gap) - gap
+    step = max(round((width / _DETAIL_SHAPE - p) / 8), p + gap)  # nine rows as high as the sheet beside them
+    picture = np.full((8 * step + p, width), np.nan, np.float32)
     for line, place in enumerate(places):
         for number in range(count):
             left = number * (p + gap)
-            picture[line * (p + gap) : line * (p + gap) + p, left : left + p] = atlas.nearest_patches[place, number]
+            picture[line * step : line * step + p, left : left + p] = atlas.nearest_patches[place, number]
         words = f"{LANDMARKS[line]}\nentropy {atlas.entropy[place]:.2f}, at home {100 * atlas.own_place[place]:.0f} %"
-        axis.text(-p * 0.25, line * (p + gap) + p / 2, words, ha="right", va="center", fontsize=6, linespacing=1.3)
+        axis.text(-p * 0.25, line * step + p / 2, words, ha="right", va="center", fontsize=6, linespacing=1.3)
     axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.set_anchor("N")
-    _bare(axis, f"{count} nearest of nine places")
+    _bare(axis, f"{count} nearest patches of nine places")

@@ -29,8 +29,8 @@ def number_table(files: FigureFiles) -> Table:
 def _maps(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     first = next(iter(numbers.values()))
     moved = "moved_films" in first
-    header = ["weights", "silhouette", *(f"purity {k}-NN" for k in first["purity"]), "by chance"]
-    header += ["moved: anatomy", "place"] if moved else []
+    header = ["weights", "silhouette", *(f"{k}-NN purity" for k in first["purity"]), "chance"]
+    header += ["anatomy", "place"] if moved else []
     rows = []
     for label, one in numbers.items():
         purity = [f"{one['purity'][k]['mean']:.3f}" for k in one["purity"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,13 @@ def class_figure(
     panels: Sequence[Panel], classes_N: NDArray[np.int64], names: Sequence[str], caption: str, seed: int
 ) -> Figure:
     """A map for each weights, coloured by class, with its numbers below it."""
-    figure, axes = _grid(len(panels))
+    beside = len(panels) == 2  # then the third place of the row is free for the legend
+    columns = 3 if beside else min(len(panels), _MOST_COLUMNS)
+    legend_columns = 1 if beside else 2 if columns == 1 else 4
+    title = textwrap.fill(caption, 40 if beside else 56 if columns == 1 else 130)
+    lines = -(-len(names) // legend_columns) + title.count("\n")
+    legend_height = 0.0 if beside else 0.25 + 0.16 * lines
+    figure, axes = _grid(len(panels), columns, 3, legend_height)
     # Film by film in random order: drawn class by class, the last class would hide the others.
     order = np.random.default_rng(seed).permutation(len(classes_N))
     drawn = [class_style(c) for c in range(len(names))]
@@ -57,10 +64,10 @@ def class_figure(
         Line2D([], [], linestyle="", marker=marker, color=colour, markersize=4, label=f"{name} ({count:,})")
         for (colour, marker), name, count in zip(drawn, names, counts, strict=True)
     ]
-    columns = min(len(handles), 4 if len(panels) > 1 else 2)
-    figure.legend(
-        handles=handles, loc="outside lower left", ncols=columns, handletextpad=0.2, title=caption, alignment="left"
+    where: dict[str, Any] = (
+        {"loc": "center left", "bbox_to_anchor": (2 / 3, 0.5)} if beside else {"loc": "outside lower left"}
     )
+    figure.legend(handles=handles, ncols=legend_columns, handletextpad=0.2, title=title, alignment="left", **where)
     return figure
 
 
@@ -68,7 +75,9 @@ def landmark_figure(
     panels: Sequence[Panel], film: NDArray[np.float32], places: Places, patch_size: int, caption: str, seed: int
 ) -> Figure:
     """The film with its nine landmarks, then a map of their tokens for each weights."""
-    figure, axes = _grid(len(panels) + 1)
+    text = textwrap.fill(caption, 58 if len(panels) == 1 else 130)
+    columns = min(len(panels) + 1, _MOST_COLUMNS)
+    figure, axes = _grid(len(panels) + 1, columns, 4, 0.16 + 0.11 * text.count("\n"))
     _landmark_film(axes[0], film, places, patch_size)
     for axis, panel in zip(axes[1:], panels, strict=True):
         classes = np.tile(np.arange(9), len(panel.places) // 9)
@@ -79,17 +88,17 @@ def landmark_figure(
             middle = np.median(panel.places[classes == c], axis=0)
             _number(axis, middle[0], middle[1], c)
         _describe(axis, panel)
-    figure.supxlabel(caption, fontsize=6.5, color=INK, x=0.01, ha="left")
+    figure.supxlabel(text, fontsize=6.5, color=INK, x=0.01, ha="left")
     return figure
 
 
-def _grid(count: int) -> tuple[Figure, list[Axes]]:
-    columns = min(count, _MOST_COLUMNS)
+def _grid(count: int, columns: int, lines: int, below: float) -> tuple[Figure, list[Axes]]:
+    """Square panels with ``lines`` of numbers under each, and ``below`` inches under all of them."""
     rows = -(-count // columns)
-    width = SINGLE if count == 1 else DOUBLE
-    side = width / columns
+    width = SINGLE if columns < 3 else DOUBLE
+    high = width / columns + 0.2 + 0.13 * lines
     figure: Figure
-    figure, grid = plt.subplots(rows, columns, figsize=(width, rows * (side + 0.55) + 0.4), squeeze=False)
+    figure, grid = plt.subplots(rows, columns, figsize=(width, rows * high + below), squeeze=False)
     axes = list(grid.flat)
     for axis in axes[count:]:
         axis.set_visible(False)
@@ -132,7 +141,7 @@ def _describe(axis: Axes, panel: Panel) -> None:
     if panel.following is not None:
         share = panel.following
         lines.append(f"moved: {100 * share.anatomy:.0f} % anatomy, {100 * share.place:.0f} % place")
-    axis.set_xlabel("\n".join(lines), **_NUMBERS)
+    axis.set_xlabel("\n".join(lines).replace("-0.", "−0."), **_NUMBERS)
 
 
 def _landmark_film(axis: Axes, film: NDArray[np.float32], places: Places, patch_size: int) -> None:
@@ -151,6 +160,8 @@ def _landmark_film(axis: Axes, film: NDArray[np.float32], places: Places, patch_
         axis.add_patch(square)
         _number(axis, x, y, c)
     axis.set(xticks=[], yticks=[])
+    for spine in axis.spines.values():
+        spine.set_visible(False)
     axis.set_title("landmarks", fontweight="bold")
     axis.set_xlabel("colour: row of the landmark\nmarker: its column\nbadge: median of its tokens", **_NUMBERS)
 

@@ -45,6 +45,9 @@ class Source:
         return {**found, "seed": self.seed}
 
 
+_PART_WORDS = {"all": "", "train": "training ", "val": "validation "}
+
+
 def as_source(source: Source | Path) -> Source:
     """A path alone is a source with everything else by default."""
     return source if isinstance(source, Source) else Source(source)
@@ -52,7 +55,7 @@ def as_source(source: Source | Path) -> Source:
 
 def films_text(record: dict[str, Any], what: str = "") -> str:
     """``300 of 624 test films of childcxr (drawn from seed 0)``."""
-    part = "" if record["part"] == "all" else f"{record['part']} "
+    part = _PART_WORDS.get(record["part"], f"{record['part']} ")
     kind = f"{what} " if what else ""
     of = record["drawn_from"]
     drawn = f"{record['films']:,}" if record["films"] == of else f"{record['films']:,} of {of:,}"
