@@ -1,8 +1,9 @@
 """DICOM films, read with pydicom; the grey-scale is in :mod:`afire.data.dicom_grey`.
 
-Only the tags in ``_TAGS`` are ever kept. A name, a birth date or an address is not among them, so it cannot reach a
-manifest, a pack, a log or a picture; the patient id leaves this module only as a hash. For the same reason no text of
-a pydicom exception is passed on: those quote values.
+Only the tags in ``_TAGS`` are ever kept of a film. A name, a birth date or an address is not among them, so it cannot
+reach a manifest, a pack, a log or a picture; the patient id leaves this module only as a hash. For the same reason no
+text of a pydicom exception is passed on: those quote values. Who makes a DICOM file for the same study asks for more
+tags (:func:`read_tags`).
 """
 
 from __future__ import annotations
@@ -117,12 +118,19 @@ def _file_at_fault(path: Path, syntax: UID | None = None) -> Iterator[None]:
         raise ImageError(f"{path} is a truncated or damaged DICOM file; export it again or leave it out.") from None
 
 
-def _parse(path: Path, data: bytes, max_bytes: int) -> pydicom.Dataset:
-    """The tags of ``_TAGS``, with a transfer syntax even where the file forgot it."""
+def read_tags(path: Path, tags: list[str], max_bytes: int = 1 << 30) -> pydicom.Dataset:
+    """The named tags of a DICOM file, for one that is derived from it. They identify the patient: nothing else may get
+    them."""
+    with _file_at_fault(path):
+        return _parse(path, path.read_bytes(), max_bytes, tags)
+
+
+def _parse(path: Path, data: bytes, max_bytes: int, tags: list[str] = _TAGS) -> pydicom.Dataset:
+    """The given tags, with a transfer syntax even where the file forgot it."""
     start = _dataset_start(data)
     if _DEFLATED in data[:start]:
         data, start = _inflate(path, data[start:], max_bytes), 0
-    dataset = pydicom.dcmread(io.BytesIO(data), force=True, specific_tags=_TAGS)
+    dataset = pydicom.dcmread(io.BytesIO(data), force=True, specific_tags=tags)
     if not hasattr(dataset, "file_meta"):
         dataset.file_meta = pydicom.dataset.FileMetaDataset()
     if not dataset.file_meta.get("TransferSyntaxUID"):

@@ -6,6 +6,7 @@ import typer
 
 from afire.cli.detect.evaluate import evaluate
 from afire.cli.detect.fit import fit
+from afire.cli.detect.run import run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,3 +15,4 @@ app = typer.Typer(
 )
 app.command("fit")(fit)
 app.command("eval")(evaluate)
+app.command("run")(run)

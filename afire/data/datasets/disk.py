@@ -20,20 +20,27 @@ logger = logging.getLogger(__name__)
 _PREFERRED = (".png", ".jpg", ".jpeg", ".dcm")  # of two files that differ in the ending only
 
 
-def list_films(root: Path, below: str | Path = "", look_inside: bool = False) -> list[str]:
+def list_films(
+    root: Path,
+    below: str | Path = "",
+    look_inside: bool = False,
+    any_name: bool = False,
+    recursive: bool = True,
+) -> list[str]:
     """Films in ``root/below`` and its subfolders, as sorted paths relative to ``root`` with forward slashes.
 
     Hidden files are passed over. So are links that leave the root, with a warning, because no manifest may name them.
-    ``look_inside`` also opens files without a real ending, such as DICOM exports named after a UID.
+    ``look_inside`` also opens files without a real ending, such as DICOM exports named after a UID. ``any_name`` keeps
+    names with control characters or bytes that are not UTF-8, which no manifest may hold.
     """
     start = subfolder(root, below)
     films: list[str] = []
     leaving: list[str] = []
     unusable: list[str] = []
     with progress(f"listing {start}", unit="entries") as bar:
-        for relative, entry in _walk(root, start, leaving, bar):
+        for relative, entry in _walk(root, start, leaving, bar, recursive):
             if _ending(entry.name) in IMAGE_SUFFIXES or (look_inside and is_image_file(Path(entry.path))):
-                (films if _usable(relative) else unusable).append(relative)
+                (films if any_name or _usable(relative) else unusable).append(relative)
     if leaving:
         logger.warning("left out: %s, a link that leaves the root %s%s", leaving[0], root, _and_more(leaving))
     if unusable:
@@ -61,7 +68,9 @@ def subfolder(root: Path, below: str | Path) -> Path:
     return require_folder(inside_root(root, folder.as_posix(), "folder"), "folder")
 
 
-def _walk(root: Path, start: Path, leaving: list[str], bar: Progress) -> Iterator[tuple[str, os.DirEntry[str]]]:
+def _walk(
+    root: Path, start: Path, leaving: list[str], bar: Progress, recursive: bool
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Files below ``start`` with their path relative to ``root``; links out of the root are added to ``leaving``."""
     real_root = os.path.realpath(root)
     folders = [start]
@@ -76,7 +85,9 @@ def _walk(root: Path, start: Path, leaving: list[str], bar: Progress) -> Iterato
                 leaving.append(prefix + entry.name)
             elif entry.is_file():
                 yield prefix + entry.name, entry
-            elif entry.is_dir() and not linked:  # a link to a folder inside the root: its films are listed there
+            elif (
+                recursive and entry.is_dir() and not linked
+            ):  # a link to a folder inside the root: its films are listed there
                 folders.append(Path(entry.path))
         bar.advance(len(inside))
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from afire.data.film import FilmInfo
 
 SIDE = 24
-TURNED = 0.05  # by so much another position must be more typical
+TURNED = (0.05, 0.2)  # by so much another position must be more typical: as few normal films are, within these limits
 ROOM = 0.06  # how far below the least typical normal films (1 in 100 left aside) a film may lie: findings change films
 _LEFT_ASIDE = 0.01
 _FLAT = 1e-4  # grey levels closer than this are one
@@ -31,19 +31,24 @@ _POSITIONS = ("inverted", "upside down", "upside down and mirrored", *("turned o
 
 @dataclass(frozen=True)
 class Domain:
-    """The typical rank picture (P,), mean 0 and length 1, and the likeness below which a film is out of domain."""
+    """The typical rank picture (P,), mean 0 and length 1, and when a film is out of domain: below this likeness to it,
+    or when turning the film would gain more likeness than this."""
 
     typical: Tensor
     least_likeness: float
+    most_gain: float = TURNED[0]
 
     @classmethod
     def of(cls, ranks_NP: Tensor) -> Domain:
         """From rank pictures of normal films; those that lie on their side or are negatives teach nothing."""
-        upright = ranks_NP[_gain_by_turning(ranks_NP, _typical(ranks_NP))[0] <= 0]
+        gains = _gain_by_turning(ranks_NP, _typical(ranks_NP))[0]
+        upright = ranks_NP[gains <= 0]
         if 2 * len(upright) < len(ranks_NP):  # the films have no position in common
             upright = ranks_NP
         typical = _typical(upright)
-        return cls(typical, float(torch.quantile(upright @ typical, _LEFT_ASIDE)) - ROOM)
+        least_likeness = float(torch.quantile(upright @ typical, _LEFT_ASIDE)) - ROOM
+        most_gain = min(max(float(torch.quantile(gains, 1 - _LEFT_ASIDE)), TURNED[0]), TURNED[1])
+        return cls(typical, least_likeness, most_gain)
 
     def objections(self, images: Tensor, infos: Sequence[FilmInfo] | None = None) -> list[list[str]]:
         """Why the scores of films (B, C, S, S) should not be trusted; empty for a film like those of the training."""
@@ -58,16 +63,16 @@ class Domain:
             sentences = ["a colour picture, not a radiograph"] if colour else []
             if blank[number]:
                 sentences.append("blank: one grey level")
-            else:
+            elif not colour:
                 sentences += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]])
             found.append(sentences)
         return found
 
     def _unlike(self, likeness: float, gain: float, position: str) -> list[str]:
         # What resembles a chest in no position is not called a turned one.
-        if gain > TURNED and likeness + gain >= self.least_likeness:
+        if gain > self.most_gain and likeness + gain >= self.least_likeness:
             return [f"looks {position}"]
-        if gain > TURNED or likeness < self.least_likeness:
+        if gain > self.most_gain or likeness < self.least_likeness:
             return [f"unlike the training films (likeness {likeness:.2f}, at least {self.least_likeness:.2f})"]
         return []
 
@@ -75,11 +80,11 @@ class Domain:
         return {"typical": self.typical}
 
     def settings(self) -> dict[str, Any]:
-        return {"least_likeness": self.least_likeness}
+        return {"least_likeness": self.least_likeness, "most_gain": self.most_gain}
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Domain:
-        return cls(tensors["typical"], float(settings["least_likeness"]))
+        return cls(tensors["typical"], float(settings["least_likeness"]), float(settings.get("most_gain", TURNED[0])))
 
 
 def rank_pictures(gray_B1SS: Tensor) -> Tensor:

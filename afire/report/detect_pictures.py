@@ -1,0 +1,219 @@
+"""Pictures of what a detector found: heat over the film, the restored film, and the difference, on fixed scales.
+
+One scale serves all films of all runs of a detector: a colour means the same everywhere, and a film on which nothing
+stands out shows no colour. Colours can be told apart by colour-blind readers.
+
+Shapes: H x W pixels of a film as it is shown, S x S of what the networks saw, R x C cells of heat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from afire._version import __version__
+from afire.data.resize import FitMode
+from afire.errors import UserError
+from afire.tasks.detect.detector import DISCLAIMER, HeatScale
+from afire.tasks.detect.run import Drawing, Drawn
+
+FOLDER, DICOM_FOLDER, LEGEND = "pictures", "dicom", "legend.png"
+DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
+_PER_FOLDER = 1000
+_LEVELS = 256
+_OPACITY = 0.8  # of the heat at the top of the scale
+_HEAT_SIDE = 192  # longest side of the transparent heat: it is smooth, and the page enlarges it
+_CAPTURE_SIDE = 768  # longest side of the picture in a DICOM file, at least
+_WARNING = "AFIRE HEATMAP - RESEARCH SOFTWARE, NOT A MEDICAL DEVICE"
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Painter:
+    """Draws films for :func:`afire.tasks.detect.run.run_detector`; several threads may call it at once.
+
+    ``out`` is the results' folder. With ``dicom`` every film that is a DICOM file also gets a Secondary Capture, which
+    names the ``model_hash``.
+    """
+
+    out: Path
+    scale: HeatScale
+    fit: FitMode
+    model_hash: str
+    dicom: bool = False
+
+    def __call__(self, drawing: Drawing) -> Drawn:
+        film = drawing.film
+        assert film.shown is not None
+        shape = film.shown.shape
+        images = {"film": ("jpg", Image.fromarray(film.shown))}
+        notes: tuple[str, ...] = ()
+        if drawing.heat is not None:
+            overlay = blend(film.shown, self._levels(drawing.heat, (shape[0], shape[1])))
+            images["heat"] = ("png", self._transparent(drawing.heat, (shape[0], shape[1])))
+            images["overlay"] = ("png", Image.fromarray(overlay))
+            if self.dicom and film.info.kind == "dicom":
+                notes = self._capture(drawing, overlay)
+        if drawing.restored is not None:
+            images["restored"] = ("png", _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit)))
+            images["difference"] = ("png", self._difference(film.square, drawing.restored, shape))
+        stem = f"{FOLDER}/{film.number // _PER_FOLDER:03d}/{film.number:06d}"
+        (self.out / stem).parent.mkdir(parents=True, exist_ok=True)
+        written = {}
+        for kind, (suffix, image) in images.items():
+            written[kind] = f"{stem}-{kind}.{suffix}"
+            # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
+            image.save(self.out / written[kind], quality=85, compress_level=1)  # each format takes its own
+        return Drawn(written, notes)
+
+    def _levels(self, heat: Floats, shape: tuple[int, int]) -> Bytes:
+        """Heat (R, C) in sd -> steps of the scale (H, W), 0 = below the scale."""
+        spread = to_film(heat, shape, self.fit, outside=self.scale.low)
+        share = (spread - self.scale.low) / (self.scale.high - self.scale.low)
+        levels: Bytes = np.rint(np.clip(share, 0, 1) * (_LEVELS - 1)).astype(np.uint8)
+        return levels
+
+    def _transparent(self, heat: Floats, shape: tuple[int, int]) -> Image.Image:
+        """The heat alone, to be laid over the film."""
+        scale = min(1.0, _HEAT_SIDE / max(shape))
+        image = Image.fromarray(self._levels(heat, (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))))
+        image.putpalette(heat_colours().tobytes())
+        image.info["transparency"] = np.rint(255 * _opacity()).astype(np.uint8).tobytes()
+        return image
+
+    def _difference(self, square: Floats, restored: Floats, shape: tuple[int, ...]) -> Image.Image:
+        difference = to_film(square - restored, _small(shape, restored), self.fit)
+        share = np.clip(difference / DIFFERENCE_TOP, -1, 1) * 0.5 + 0.5
+        image = Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
+        image.putpalette(difference_colours().tobytes())
+        return image
+
+    def _capture(self, drawing: Drawing, overlay: Bytes) -> tuple[str, ...]:
+        from afire.data.secondary_capture import write_secondary_capture
+
+        number = drawing.film.number
+        derivation = (
+            f"Heatmap of deviation from normal films by afire {__version__}, model {self.model_hash[:12]}, scale "
+            f"{self.scale.low:.1f} to {self.scale.high:.1f} sd. {DISCLAIMER}"
+        )
+        try:
+            write_secondary_capture(
+                drawing.film.path,
+                captioned(overlay, self.scale),
+                self.out / DICOM_FOLDER / f"{number // _PER_FOLDER:03d}" / f"{number:06d}.dcm",
+                derivation=derivation,
+                maker=f"{self.model_hash} {__version__}",
+                series="afire heatmap, research only",
+            )
+        except UserError:
+            return ("no DICOM overlay: the film's tags cannot be copied",)
+        return ()
+
+
+def to_film(square: Floats, shape: tuple[int, int], fit: FitMode, outside: float = 0.0) -> Floats:
+    """What lies on the square film, (R, C) of any resolution, in the proportions (H, W) of the film itself.
+
+    Undoes ``fit_square``: what letterbox added is cut off; ``outside`` is what crop has not seen.
+    """
+    height, width = shape
+    rows, columns = square.shape
+    image = Image.fromarray(np.ascontiguousarray(square, np.float32))
+    if fit == "crop":
+        side = min(shape)
+        top, left = (height - side) // 2, (width - side) // 2
+        spread = np.full(shape, outside, np.float32)
+        spread[top : top + side, left : left + side] = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
+        return spread
+    across, down = (width / max(shape), height / max(shape)) if fit == "letterbox" else (1.0, 1.0)
+    box = (columns * (1 - across) / 2, rows * (1 - down) / 2, columns * (1 + across) / 2, rows * (1 + down) / 2)
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box))
+
+
+def blend(film: Bytes, levels: Bytes) -> Bytes:
+    """A grey film (H, W) under heat of so many steps (H, W) -> (H, W, 3)."""
+    opacity = _opacity()
+    grey = film[..., None].astype(np.float32)
+    mixed = grey + (heat_colours().astype(np.float32)[levels] - grey) * opacity[levels][..., None]
+    blended: Bytes = np.rint(mixed).astype(np.uint8)
+    return blended
+
+
+@lru_cache(maxsize=1)
+def heat_colours() -> Bytes:
+    """(256, 3): purple, orange, yellow, lighter all the way, so that they are told apart in grey too."""
+    import matplotlib
+
+    table = matplotlib.colormaps["inferno"](np.linspace(0.32, 1.0, _LEVELS))[:, :3]
+    colours: Bytes = np.rint(table * 255).astype(np.uint8)
+    return colours
+
+
+@lru_cache(maxsize=1)
+def difference_colours() -> Bytes:
+    """(256, 3): blue where the film is darker than restored, black where it is equal, orange where it is brighter."""
+    ends = np.array([[102, 178, 255], [16, 18, 22], [255, 163, 46]], np.float32)
+    at = np.linspace(0, 2, _LEVELS)
+    mixed = np.stack([np.interp(at, [0, 1, 2], ends[:, channel]) for channel in range(3)], axis=1)
+    return np.rint(mixed).astype(np.uint8)
+
+
+def _opacity() -> Floats:
+    """(256,): nothing below the scale, then soon enough to see a weak finding."""
+    return (_OPACITY * np.linspace(0, 1, _LEVELS) ** 0.6).astype(np.float32)
+
+
+def captioned(overlay: Bytes, scale: HeatScale) -> Bytes:
+    """The overlay enlarged, with the warning and the scale burnt in below it, for a viewer that shows nothing else."""
+    height, width = overlay.shape[:2]
+    factor = max(1, -(-_CAPTURE_SIDE // max(height, width)))
+    picture = Image.fromarray(overlay).resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+    legend = heat_legend(scale, max(420, picture.width))
+    page = Image.new("RGB", (max(picture.width, legend.width), picture.height + legend.height))
+    page.paste(picture, ((page.width - picture.width) // 2, 0))
+    page.paste(legend, (0, picture.height))
+    return np.asarray(page)
+
+
+def heat_legend(scale: HeatScale, width: int = 640) -> Image.Image:
+    """The warning, and a bar of the colours with their meaning."""
+    size = max(13, width // 44)
+    font = ImageFont.load_default(size)
+    image = Image.new("RGB", (width, 6 * size), (10, 11, 13))
+    draw = ImageDraw.Draw(image)
+    draw.text((width / 2, 0.5 * size), _WARNING, (255, 255, 255), font=font, anchor="ma")
+    left, right, top, bottom = 2 * size, width - 2 * size, round(2.3 * size), round(3.2 * size)
+    levels = np.rint(np.linspace(0, _LEVELS - 1, right - left)).astype(np.uint8)[None].repeat(bottom - top, 0)
+    image.paste(Image.fromarray(blend(np.full(levels.shape, 90, np.uint8), levels)), (left, top))
+    for share in (0.0, 0.5, 1.0):
+        value = scale.low + share * (scale.high - scale.low)
+        text = f"{value:.1f}" + (" sd and more" if share == 1 else "")
+        anchor = ("la", "ma", "ra")[round(2 * share)]
+        draw.text((left + share * (right - left), bottom + 0.3 * size), text, (220, 222, 226), font=font, anchor=anchor)
+    draw.text((width / 2, 4.7 * size), "deviation from normal films", (160, 164, 170), font=font, anchor="ma")
+    return image
+
+
+def css_gradient(colours: Bytes, opacity: bool = False) -> str:
+    """A CSS gradient of a colour table, left to right; with the heat's opacity over dark grey if asked."""
+    shown = (
+        blend(np.full((1, _LEVELS), 90, np.uint8), np.arange(_LEVELS, dtype=np.uint8)[None])[0] if opacity else colours
+    )
+    stops = ", ".join("rgb({}, {}, {})".format(*shown[index]) for index in np.linspace(0, _LEVELS - 1, 9).astype(int))
+    return f"linear-gradient(to right, {stops})"
+
+
+def _small(shape: tuple[int, ...], square: Floats) -> tuple[int, int]:
+    """The film's proportions at the resolution of the networks: more pixels would show nothing more."""
+    scale = square.shape[0] / max(shape[0], shape[1])
+    return max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale))
+
+
+def _grey(film: Floats) -> Image.Image:
+    return Image.fromarray(np.rint(np.clip(film, 0, 1) * 255).astype(np.uint8))
