@@ -40,8 +40,6 @@ def evaluate(
     """
     from afire.data.dataset import open_films
     from afire.data.splits import read_split
-    from afire.report.detect_figures import picture_names, write_detection_figures
-    from afire.report.detect_tables import PAGE, show_detection, write_detection
     from afire.tasks.detect.evaluate import EvalTask, evaluate_detectors
     from afire.tasks.detect.networks import image_settings
     from afire.tasks.results import check_out, write_result
@@ -59,6 +57,9 @@ def evaluate(
         draws=draws,
     )
     found = evaluate_detectors(task)
+    from afire.report.detect_figures import picture_names, write_detection_figures
+    from afire.report.detect_tables import PAGE, show_detection, write_detection
+
     write_detection(out, found, picture_names(write_detection_figures(out, found)))
     write_result(out, found.result, found.predictions)
     if not quiet:

@@ -82,7 +82,7 @@ def choose(normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str] 
     table = {name: _separations(normal, lesioned, _component(normal, name)) for name in normal}
     if asked is not None:
         return _taken(normal, lesioned, asked, table)
-    candidates = [name for name in normal if name not in NEVER_CHOSEN]
+    candidates = _candidates(table)
     chosen: list[Component] = []
     best, steps = 0.0, []
     while len(chosen) < MOST:
@@ -101,6 +101,16 @@ def choose(normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str] 
         chosen.append(_component(normal, name))
         best = gains[name]
     return Choice(tuple(chosen), best, table, tuple(steps), _count(normal))
+
+
+def _candidates(table: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Scores that point the right way; where none does, all but those whose direction is known to be wrong.
+
+    A score that falls with drawn lesions could still help beside another one, by taking away what they share; that is
+    turning it round by another name.
+    """
+    allowed = [name for name in table if name not in NEVER_CHOSEN]
+    return [name for name in allowed if np.mean(list(table[name].values())) >= 0.5] or allowed
 
 
 def warnings(choice: Choice) -> Iterator[str]:

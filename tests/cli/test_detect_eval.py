@@ -1,0 +1,70 @@
+"""``afire detect fit`` and ``afire detect eval`` from the shell's side."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afire.cli import app
+from afire.data.manifest import make_manifest
+from afire.data.pack import PackSettings, pack
+from afire.errors import UserError
+from tests.tasks.conftest import SMALLEST, draw_films
+
+DISCLAIMER = "Research software, not a medical device."
+SETTINGS = [word for text in [*SMALLEST, "training.epochs=1"] for word in ("--set", text)]
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("films")
+    pack(
+        make_manifest(draw_films(folder / "films"), folder / "films"), folder / "pack", PackSettings(size=32), workers=1
+    )
+    return folder / "pack"
+
+
+def test_fit_then_eval(films: Path, tmp_path: Path) -> None:
+    runner, model, out = CliRunner(), tmp_path / "model", tmp_path / "result"
+    own = ["--set", "held_out=0.4", "--set", "false_alarms=0.2", "--seed", "3", "--score", "gaussian+surprise"]
+    fit = ["detect", "fit", "--weights", "random", "--preset", "tiny", *SETTINGS, *own, "--device", "cpu"]
+    fitted = runner.invoke(app, [*fit, "--data", str(films), "--out", str(model)])
+    assert fitted.exit_code == 0, fitted.output
+    assert "> gaussian" in fitted.stdout and "threshold" in fitted.stdout and DISCLAIMER in fitted.stdout
+    assert "asked for" in (model / "choice.md").read_text()
+    tested = runner.invoke(
+        app, ["detect", "eval", "--model", str(model), "--data", str(films), "--out", str(out), "--bootstrap", "20"]
+    )
+    assert tested.exit_code == 0, tested.output
+    for word in ("chosen score", "blur", "pca mahalanobis", "oracle", "trivial detector", DISCLAIMER):
+        assert word in tested.stdout, word
+    assert {"detect.md", "detect.json", "result.json", "predictions.parquet", "roc.png", "scores.png"} <= {
+        path.name for path in out.iterdir()
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["eval", "--model", "gone", "--data", "PACK", "--out", "OUT"], "gone holds no detector"),
+        (["fit", "--weights", "random", "--data", "PACK", "--out", "OUT"], "add --preset"),
+        (["fit", "--weights", "random", "--preset", "tiny", "--data", "PACK", "--out", "OUT"], "the films are 32 px"),
+    ],
+)
+def test_mistakes_are_one_sentence(films: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    places = {"PACK": str(films), "OUT": str(tmp_path / "out")}
+    done = CliRunner().invoke(app, ["detect", *(places.get(word, word) for word in arguments)])
+    assert isinstance(done.exception, UserError) and sentence in str(done.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_exit_code(tmp_path: Path) -> None:
+    words = ["detect", "eval", "--model", "gone", "--data", "gone", "--out", "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "afire", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "gone" in done.stderr and "Traceback" not in done.stderr
