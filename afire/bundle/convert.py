@@ -60,7 +60,7 @@ def convert(
                 f"{wrong[0].bound:.2g}); nothing was written. Please report it with the versions of both."
             )
         files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return Conversion(files, differences, f"not compared: {', '.join(absent)} is not installed" if absent else "")
+    return Conversion(files, differences, f"not compared, not installed: {', '.join(absent)}" if absent else "")
 
 
 def _check(form: Format, detector: Detector | None, preprocess: Preprocess) -> None:

@@ -53,7 +53,7 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
     for one in FORMATS.values():
         absent = missing(one.needs_to_write + one.needs_to_run)
         if absent:
-            yield Check(one.backend, note=f"not run: {', '.join(absent)} is not installed")
+            yield Check(one.backend, note=f"not run, not installed: {', '.join(absent)}")
         else:
             yield _guarded(one.backend, expected, partial(_through, one, backbone, detector, film))
 

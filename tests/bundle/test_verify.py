@@ -32,7 +32,7 @@ def test_every_backend_here_is_equal(full_bundle: Path, monkeypatch: pytest.Monk
     }
     for name, module in (("transformers", "transformers"), ("timm", "timm")):
         if verifying.missing((module,)):
-            assert checks[name].equal is None and "is not installed" in checks[name].note
+            assert checks[name].equal is None and "not installed" in checks[name].note
         else:
             assert checks[name].equal is not False
 
