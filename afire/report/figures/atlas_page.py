@@ -24,7 +24,8 @@ def atlas_figure(atlas: Atlas, caption: str) -> Figure:
     """Above: mean film, typical film, entropy, likeliest cluster. Below: nearest patches everywhere, and in detail."""
     wide = DOUBLE - 2 * _MARGIN
     small, gap = (wide - 3 * 0.12) / 4, 0.12
-    figure: Figure = plt.figure(figsize=(DOUBLE, 6.35), layout="none")
+    figure: Figure = plt.figure(figsize=(DOUBLE, 6.35))
+    figure.set_layout_engine("none")  # every place is given in inches
     page = _Page(figure)
     _picture(page.axes(0, 0.22, small), atlas.mean_film, "mean of the films")
     typical = page.axes(small + gap, 0.22, small)
