@@ -20,6 +20,7 @@ from afire.cli import lesions as lesion_commands
 from afire.cli import pretrain as pretrain_command
 from afire.cli import probe as probe_command
 from afire.cli import push as push_command
+from afire.cli import reproduce as reproduce_command
 from afire.cli import segment as segment_command
 from afire.cli import verify as verify_command
 from afire.cli.options import EXAMPLE_STYLE, print_version
@@ -44,6 +45,7 @@ app.command("finetune")(finetune_command.finetune)
 app.command("segment")(segment_command.segment)
 app.add_typer(detect_commands.app, name="detect")
 app.command("ablate")(ablate_command.ablate)
+app.command("reproduce")(reproduce_command.reproduce)
 app.add_typer(figure_commands.app, name="figure")
 app.command("export")(export_command.export)
 app.command("verify")(verify_command.verify)

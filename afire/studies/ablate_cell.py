@@ -1,20 +1,13 @@
 """One cell of an ablation, in a process of its own: train, probe, detect, and last of all ``cell.json``.
 
 Started by :mod:`afire.studies.ablate_run` as ``python -m afire.studies.ablate_cell CELL_FOLDER``, so that a crash or a
-kill ends one cell and no other. Its standard input is a pipe that nobody writes to: it ends when the parent does, and
-then the cell saves and ends too, instead of going on unseen beside the next start.
+kill ends one cell and no other; it ends when its parent does (:mod:`afire.studies.children`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +19,11 @@ from afire.config import Config, changed, validate
 from afire.data.dataset import Films, open_films
 from afire.data.splits import Split, read_split
 from afire.errors import UserError
-from afire.files import FolderBusyError, folder_lock, read_json, write_atomic, write_json
+from afire.files import read_json, write_atomic, write_json
 from afire.studies.ablate_clock import CellClock
 from afire.studies.ablate_detect import detection_scores
 from afire.studies.ablate_grid import CELL, DETECTION, FORMAT, PROBE, REQUEST, RUN, detection_rows
+from afire.studies.children import end_with_parent, patient_lock
 from afire.tasks.backbone import pick_device
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.metrics import auc
@@ -39,7 +33,6 @@ from afire.training import pretrain
 from afire.training.run_folder import SUMMARY, RunFolder, environment
 from afire.training.selection import normal_training_rows
 
-_SECONDS_FOR_THE_LOCK = 180.0
 # A cell's run is one of many: no pictures, and one checkpoint is enough to go on from.
 _RUN_SETTINGS = {"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1, "checkpoint_epochs": 1, "wandb": False}
 
@@ -136,24 +129,14 @@ def _detect(folder: Path, films: Films, split: Split, device: str) -> dict[str, 
     return {name: auc(values, abnormal) for name, values in scores.items()}
 
 
-def _end_with_parent() -> None:
-    """Ask this process to stop as SIGTERM would, once standard input ends."""
-
-    def watch() -> None:
-        os.read(0, 1)  # not sys.stdin: its lock, held here, would abort the interpreter at its end
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main(folder: Path) -> int:
     """Run the cell and return an exit code: 0 done, 2 a sentence about a mistake, 128 + n ended by signal n."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logger.setLevel(logging.INFO)
     progress.configure("lines")
-    _end_with_parent()
+    end_with_parent()
     try:
-        with _lock(folder):
+        with patient_lock(folder, "the cell"):
             run_cell(folder)
     except StoppedBySignal as stopped:
         logger.info("stopped by signal %d after saving", stopped.signal)
@@ -162,22 +145,6 @@ def main(folder: Path) -> int:
         logger.error("error: %s", error)
         return 2
     return 0
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Hold the cell. The process of a start that was killed may still be saving: it ends by itself, so wait for it."""
-    deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
-    with ExitStack() as held:
-        while True:
-            try:
-                held.enter_context(folder_lock(folder, "the cell"))
-                break
-            except FolderBusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-        yield
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
 from afire.files import write_json
 from afire.processes import usable_cores
 from afire.studies.ablate_grid import LOG, REQUEST, SPLIT, Cell, Study, relative_cost
+from afire.studies.children import how_it_ended
 from afire.training.signals import StopSignals
 
 _SECONDS_BETWEEN_LOOKS = 0.2
@@ -160,20 +160,12 @@ def _note(process: _Process, code: int, outcome: Outcome, clock: _Clock, report:
     cell = process.cell
     result = cell.result()  # what decides is the file: the next start will look at nothing else
     clock.ended(cell, time.monotonic() - process.started)
-    sentence = "" if result is not None else _failure(cell.folder / LOG, code)
+    sentence = "" if result is not None else how_it_ended(cell.folder / LOG, code)
     if result is not None:
         outcome.finished.append(cell)
     else:
         outcome.failed.append((cell, sentence))
     report(cell, result, sentence, clock.remaining())
-
-
-def _failure(log: Path, code: int) -> str:
-    """How a cell ended, and the last thing it said."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{last.removeprefix('error: ')} ({how})"
 
 
 def _visible_gpus() -> tuple[str, ...]:

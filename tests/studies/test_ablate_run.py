@@ -88,14 +88,6 @@ def test_a_failing_cell_is_told_and_the_others_go_on(cells: Any, monkeypatch: py
     assert "first words" in (planned[0].folder / LOG).read_text()
 
 
-def test_a_cell_ends_when_its_parent_does() -> None:
-    program = "import time; from afire.studies.ablate_cell import _end_with_parent; _end_with_parent(); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.close()
-    assert process.wait(60) == -signal.SIGTERM
-
-
 def test_workers_follow_cores_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablate_run, "usable_cores", lambda: 8)
     monkeypatch.setattr(ablate_run, "_visible_gpus", lambda: ())

@@ -1,0 +1,220 @@
+"""``afire reproduce``: the paper's tables and figures, end to end on the films that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from afire.cli.options import Device, Preset, Quiet, Set, Verbose
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from afire.studies.reproduce.collect import TargetReport
+    from afire.studies.reproduce.plan import Request
+    from afire.studies.reproduce.run import Outcome, Report
+    from afire.studies.reproduce.sets import Target
+    from afire.studies.reproduce.steps import Step
+
+Asked = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
+
+
+def reproduce(
+    target: Annotated[Asked, typer.Argument(help="A table or a figure of the paper, or all of them.")],
+    on: Annotated[
+        Literal["phantom", "childcxr", "nih", "chexpert", "siim", "shenzhen"],
+        typer.Option("--on", help="The films to run it on; the phantom is drawn, the others must be downloaded."),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of everything; started again, it goes on there.")],
+    data: Annotated[Path | None, typer.Option("--data", help="The set as a pack or a manifest.")] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="The set as it was downloaded.")] = None,
+    pretrain_data: Annotated[
+        Path | None,
+        typer.Option(
+            "--pretrain-data", help="Other films to pre-train on, as the paper does on MIMIC: pack, manifest."
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="The run of a pre-training that is there already.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Scaled down: preset small, few epochs, no folds.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Only print the commands, to read, change and run.")] = False,
+    preset: Preset = None,
+    overrides: Set = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="Default 0,1,2; 0,1 when scaled down.")] = None,
+    fractions: Annotated[
+        str | None, typer.Option("--fraction", help="Percent of the labels; default 1,10,100; 10,100 on the phantom.")
+    ] = None,
+    folds: Annotated[int | None, typer.Option("--folds", help="Default 5; 2 on the phantom; 0 = none.", min=0)] = None,
+    films: Annotated[int | None, typer.Option("--films", help="Films of the phantom to draw.", min=60)] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", help="Ablations side by side.", min=1)] = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a table or figure of the paper from films to numbers: paper, ours, and where the protocols differ.
+
+    Example: [cyan]afire reproduce all --on phantom --out reproduce[/cyan]
+
+    Kill it and start it again with the same arguments: finished steps are not run again. Settings of one kind of step
+    start with its name: --set finetune.training.epochs=3 (also segment, detect, ablate).
+    """
+    from afire.cli.task_options import parse_fractions, parse_seeds
+    from afire.files import folder_lock
+    from afire.studies.reproduce.plan import Request, check_films
+    from afire.studies.reproduce.plan import plan as plan_steps
+    from afire.studies.reproduce.run import run_steps
+    from afire.studies.reproduce.scale import scale_for
+    from afire.studies.reproduce.sets import DATASETS
+
+    scale = scale_for(on, quick).changed(
+        preset=preset,
+        overrides=overrides or (),
+        seeds=parse_seeds(seeds) if seeds is not None else None,
+        fractions=[100 * share for share in parse_fractions(fractions)] if fractions is not None else None,
+        folds=folds,
+        films=films,
+    )
+    targets, reasons = _targets(target, on)
+    request = Request(
+        out=out,
+        dataset=DATASETS[on],
+        scale=scale,
+        targets=targets,
+        data=data,
+        root=root,
+        pretrain_data=pretrain_data,
+        weights=weights,
+        device=device,
+        jobs=jobs,
+    )
+    check_films(request)
+    steps = plan_steps(request)
+    if plan:
+        _show_plan(steps, out)
+        return
+    with folder_lock(out, "the reproduction in"):
+        outcome = run_steps(steps, out, _report(len(steps)))
+        _write(request, steps, outcome, reasons, quiet)
+    _end(outcome, out)
+
+
+def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:
+    from afire.errors import UserError
+    from afire.studies.reproduce.plan import possible_targets
+    from afire.studies.reproduce.sets import DATASETS, TARGETS
+
+    targets, reasons = possible_targets(TARGETS if target == "all" else (target,), DATASETS[on])
+    if target != "all" and reasons:
+        raise UserError(f"{target} cannot be run on {on}: {reasons[target]}; choose another --on.")
+    return targets, reasons
+
+
+def _show_plan(steps: list[Step], out: Path) -> None:
+    from afire.studies.reproduce.steps import is_done, read_step, step_hashes
+
+    hashes = step_hashes(steps, out)
+    for step in steps:
+        state = "  (done)" if is_done(step, read_step(out, step.name), hashes[step.name]) else ""
+        typer.echo(f"# {step.name}{state}\n{step.command}")
+
+
+def _report(count: int) -> Report:
+    """A line as a step begins, and one as it ends."""
+    import logging
+
+    logger = logging.getLogger("afire")
+    number = 0
+
+    def report(step: Step, event: str, sentence: str) -> None:
+        nonlocal number
+        number += event in ("start", "resume", "before", "skipped")
+        where = f"[{number}/{count}] {step.name}"
+        if event in ("start", "resume"):
+            logger.info("%s%s: %s", where, " goes on" if event == "resume" else "", step.command)
+        elif event == "before":
+            logger.info("%s: done before", where)
+        elif event == "done":
+            logger.info("%s: done", where)
+        else:
+            logger.warning("%s %s: %s", where, event, sentence)
+
+    return report
+
+
+def _write(request: Request, steps: list[Step], outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
+    """The page of everything that is finished, and its tables on the terminal."""
+    from afire.cli.options import console
+    from afire.report.reproduce_page import write_reproduction
+    from afire.studies.reproduce.collect import collect
+
+    reports = collect(request, outcome, reasons)
+    page = write_reproduction(request.out, reports, _facts(request, outcome), [step.command for step in steps])
+    if not quiet:
+        screen = console()
+        for report in reports:
+            _show(screen, report)
+        screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+
+
+def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
+    from afire.progress import format_seconds
+
+    scale, total = request.scale, sum(outcome.seconds.values())
+    percents = " / ".join(f"{percent:g}" for percent in scale.fractions)
+    protocol = {"paper": "the paper's", "quick": "scaled down (--quick)", "phantom": "shortened, for drawn films"}
+    return {
+        "films": request.dataset.title,
+        "protocol": f"{protocol[scale.name]}; preset `{scale.preset}`",
+        "repeated over": f"seeds {', '.join(map(str, scale.seeds))}; labelling ratios {percents} %; "
+        f"{scale.folds or 'no'} folds",
+        "steps": f"{len(outcome.seconds)} finished, {len(outcome.failed)} failed; {format_seconds(total)} in all",
+    }
+
+
+def _show(screen: Console, report: TargetReport) -> None:
+    """Rows that have numbers of ours, then the differences."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from afire.report.reproduce_page import percent, percent_sd
+
+    screen.print(Text(f"\n{report.title}", style="bold"))
+    if report.unfinished:
+        screen.print(Text(f"nothing yet: {report.unfinished}", style="yellow"), soft_wrap=True)
+        return
+    for block in report.blocks:
+        table = Table(title=f"{block.title} ({block.source})", title_justify="left")
+        table.add_column("percent", overflow="fold")
+        for words in block.columns.values():
+            table.add_column(f"{words}\npaper", justify="right", no_wrap=True)
+            table.add_column(f"{words}\nours", justify="right", no_wrap=True)
+        for row in block.rows:
+            if row.ours:
+                pairs = [(percent(row.paper.get(key)), percent_sd(row.ours.get(key))) for key in block.columns]
+                table.add_row(Text(row.name), *(text for pair in pairs for text in pair))
+        screen.print(table)
+    for stem in report.figures:
+        screen.print(f"{stem}.png", soft_wrap=True, markup=False, highlight=False)
+    differences = Table("protocol", "paper", "ours", title="protocol differences", title_justify="left")
+    for one in report.differences:
+        differences.add_row(Text(one.setting), Text(one.paper), Text(one.ours))
+    screen.print(differences)
+    for note in report.notes:
+        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _end(outcome: Outcome, out: Path) -> None:
+    """Exit codes: 128 + the signal that stopped it, 1 when a step failed."""
+    import logging
+
+    logger = logging.getLogger("afire")
+    for name, sentence in outcome.failed.items():
+        logger.warning("step %s failed: %s; its log is %s", name, sentence, out / "steps" / f"{name}.log")
+    if outcome.signal:
+        logger.warning("stopped by a signal; the same command goes on from here")
+        raise typer.Exit(128 + outcome.signal)
+    if outcome.failed:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""The paper's tables and figures end to end: recipes of named steps, each an ``afire`` command, and what they gave."""

@@ -1,0 +1,255 @@
+"""From what the steps wrote to paper against ours: tables of numbers, figures, and differences of protocol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from afire.errors import UserError
+from afire.files import read_json
+from afire.studies.ablate_rows import TABLES as ABLATION_TABLES
+from afire.studies.reproduce import protocol as differences
+from afire.studies.reproduce.plan import FIGURES, TABLES, Request, plan, run_of
+from afire.studies.reproduce.protocol import Difference
+from afire.studies.reproduce.published import OURS, Column, column
+from afire.studies.reproduce.run import Outcome
+from afire.studies.reproduce.sets import TITLES, Target
+from afire.tasks.results import Estimate, Result, read_result
+
+PROBE = {"auc": "AUC", "accuracy": "ACC", "f1": "F1"}
+DETECTION = {"accuracy": "ACC", "auc": "AUC", "f1": "F1"}
+_FOLDS = "folds"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: published numbers and ours by column, as shares of 1; either may lack some."""
+
+    name: str
+    paper: Mapping[str, float] = field(default_factory=dict)
+    ours: Mapping[str, Estimate] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table: where the paper has it, the columns' words, and the rows."""
+
+    title: str
+    source: str
+    columns: Mapping[str, str]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class TargetReport:
+    """Everything about one target. ``figures`` are paths without endings; ``unfinished`` says why nothing is here."""
+
+    target: Target
+    blocks: list[Block] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    figures: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unfinished: str = ""
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.target]
+
+
+def collect(request: Request, outcome: Outcome, reasons: Mapping[Target, str]) -> list[TargetReport]:
+    """A report for each target that was asked for, whether it could be run, was finished, or not."""
+    readers = {
+        "table1": lambda: _ablation(request, "table1"),
+        "table2": lambda: _transfer(request),
+        "table3": lambda: _detection(request),
+        "table4": lambda: _ablation(request, "table4"),
+        "fig-tsne": lambda: _figures(request, "fig-tsne", ("tsne", "landmarks")),
+        "fig-cam": lambda: _figures(request, "fig-cam", ("gradcam",)),
+        "fig-restore": lambda: _figures(request, "fig-restore", ("restorations",)),
+    }
+    found = []
+    for target in TITLES:
+        if target in reasons:
+            found.append(TargetReport(target, unfinished=f"not possible: {reasons[target]}"))
+        elif target in request.targets:
+            why = _unfinished(request, target, outcome)
+            found.append(TargetReport(target, unfinished=why) if why else readers[target]())
+    return found
+
+
+def _unfinished(request: Request, target: Target, outcome: Outcome) -> str:
+    alone = Request(**{**vars(request), "targets": (target,)})
+    for step in plan(alone):
+        if step.name not in outcome.seconds:
+            why = outcome.failed.get(step.name) or outcome.skipped.get(step.name) or "not run yet"
+            return f"step {step.name}: {why}"
+    return ""
+
+
+def _ablation(request: Request, table: Target) -> TargetReport:
+    found = read_json(request.out / TABLES / f"{table}.json")
+    members = [row for row in found["rows"] if table in row["tables"]]
+    rows = [
+        Row(
+            f"{row['tables'][table]}. {row['title']}",
+            {name: row[f"paper_{name}"] for name in PROBE if f"paper_{name}" in row},
+            {name: _estimate(row, name) for name in PROBE},
+        )
+        for row in sorted(members, key=lambda row: int(row["tables"][table]))
+    ]
+    title = "Linear probe on the mean teacher token" + (
+        "; the paper's numbers are of ChildCXR" if request.dataset.name != "childcxr" else ""
+    )
+    block = Block(title, ABLATION_TABLES[table], PROBE, rows)
+    study = read_json(request.out / "ablate" / "study.json")
+    seeds = {seed for row in members for seed in row["seeds"]}
+    films = study["films"]
+    tested = f"probe on {films['train']:,} / {films['val']:,} / {films['test']:,} films of {study['data']['name']}"
+    about = [Difference("films of the probe", "ChildCXR: 5,232 to train on, 624 to test on", tested)]
+    caution = [found["facts"]["caution"]] if "caution" in found["facts"] else []
+    notes = [*caution, *found["notes"]]
+    return TargetReport(
+        table,
+        [block],
+        [*about, *differences.of_study(study, seeds)],
+        [request.out / FIGURES / table],
+        notes,
+    )
+
+
+def _estimate(row: Mapping[str, Any], name: str) -> Estimate:
+    parts = {part: row[f"{name}_{part}"] for part in ("mean", "sd", "low", "high")}
+    return _plain_estimate({**parts, "values": row["values"][name]})
+
+
+def _transfer(request: Request) -> TargetReport:
+    blocks: list[Block] = []
+    found: list[Difference] = list(_pretraining(request))
+    dataset = request.dataset
+    for task, kind, metrics in (
+        ("finetune", "classify", {"auc": "mean AUC"}),
+        ("segment", "segment", {"dice": "Dice over all films", "dice_positive": "Dice over films with a mask"}),
+    ):
+        if not getattr(dataset, kind):
+            continue
+        ratios, folds = _ratios(request, task), _folds(request, task)
+        theirs = column("table2", dataset.column(kind))
+        blocks.append(_transfer_block(task, metrics, ratios, folds, theirs))
+        recipe = dataset.classify[1] if kind == "classify" and dataset.classify[0] == "--recipe" else None
+        recipe = "nih14" if recipe == "quick" else recipe
+        first = next(iter(ratios.values()))
+        whole = ratios[max(ratios)].runs[0].films
+        tested = f"{first.data['name']}: {whole['train']:,} / {whole['val']:,} / {whole['test']:,} (train / val / test)"
+        what = f"{len(first.labels)} labels" if task == "finetune" else "masks"
+        found += [
+            Difference(f"{task}: {one.setting}", one.paper, one.ours)
+            for one in (
+                *differences.of_tested_films("table2", dataset.column(kind), f"{tested}, {what}"),
+                *differences.of_supervised(ratios, folds, recipe),
+            )
+        ]
+    return TargetReport("table2", blocks, found)
+
+
+def _ratios(request: Request, task: str) -> dict[float, Result]:
+    """Results by the share of the labels, in (0, 1]."""
+    fractions = request.scale.fractions
+    folder = request.out / task
+    return {
+        percent / 100: read_result(folder / f"{percent:g}pct" if len(fractions) > 1 else folder)
+        for percent in fractions
+    }
+
+
+def _folds(request: Request, task: str) -> Result | None:
+    return read_result(request.out / f"{task}-folds") if request.scale.folds else None
+
+
+def _transfer_block(
+    task: str, metrics: Mapping[str, str], ratios: Mapping[float, Result], folds: Result | None, theirs: Column | None
+) -> Block:
+    columns = {f"{100 * share:g}": f"{100 * share:g} %" for share in ratios}
+    columns |= {_FOLDS: f"{len({run.fold for run in folds.runs})} folds"} if folds is not None else {}
+    published = dict(theirs.rows) if theirs is not None else {}
+    own = published.pop(OURS, {})
+    rows = []
+    for number, (metric, words) in enumerate(metrics.items()):
+        values = {f"{100 * share:g}": one.metrics[metric] for share, one in ratios.items()}
+        values |= {_FOLDS: folds.metrics[metric]} if folds is not None else {}
+        rows.append(Row(f"AFiRe, {words}", own if number == 0 else {}, values))
+    rows += [Row(name, numbers) for name, numbers in published.items()]
+    title = {"finetune": "Fine-tuning of all weights", "segment": "Segmentation"}[task]
+    return Block(title, _source(theirs), columns, rows)
+
+
+def _source(theirs: Column | None) -> str:
+    return f"{theirs.source}, {theirs.title}" if theirs is not None else "not in the paper"
+
+
+def _detection(request: Request) -> TargetReport:
+    folder = request.out / "detect" / "result"
+    result, numbers = read_result(folder), read_json(folder / "detect.json")
+    theirs = column("table3", request.dataset.column("table3"))
+    published = dict(theirs.rows) if theirs is not None else {}
+    rows = [Row(f"AFiRe, {result.method}", published.pop(OURS, {}), {name: result.metrics[name] for name in DETECTION})]
+    for line in numbers["rows"]:
+        if line["name"] == numbers["best_trivial"]:
+            beside = {name: _plain_estimate(line["metrics"][name]) for name in DETECTION}
+            rows.append(Row(f"best trivial detector: {line['name']}", {}, beside))
+    rows += [Row(name, values) for name, values in published.items()]
+    films, counts = result.runs[0].films, numbers["films"]
+    used = sum(count for part, count in films.items() if part != "test")
+    tested = (
+        f"{used:,} normal films to fit, choose and calibrate on; "
+        f"{counts['normal']:,} normal and {counts['abnormal']:,} abnormal ones to test on"
+    )
+    found = [
+        *_pretraining(request),
+        *differences.of_tested_films("table3", request.dataset.column("table3"), tested),
+        *differences.of_detection(result),
+    ]
+    block = Block("Detection from normal films", _source(theirs), DETECTION, rows)
+    return TargetReport("table3", [block], found, notes=list(result.notes))
+
+
+def _plain_estimate(raw: Mapping[str, Any]) -> Estimate:
+    return Estimate(
+        _number(raw["mean"]), _number(raw["sd"]), _number(raw["low"]), _number(raw["high"]), _numbers(raw["values"])
+    )
+
+
+def _numbers(raw: Sequence[float | None]) -> list[float]:
+    return [_number(value) for value in raw]
+
+
+def _number(value: float | None) -> float:
+    """What JSON writes as null is a number that does not exist."""
+    return math.nan if value is None else float(value)
+
+
+def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetReport:
+    stems = [request.out / FIGURES / kind for kind in kinds]
+    found = list(_pretraining(request))
+    papers = {
+        "tsne": "1,000 films of MIMIC-CXR-JPG, 12 combinations of labels",
+        "landmarks": "9 places; films not stated",
+        "gradcam": "films of NIH with boxes",
+        "restorations": "films not stated",
+    }
+    for kind, stem in zip(kinds, stems, strict=True):
+        record = read_json(stem.with_name(f"{stem.name}.json"))
+        data, classes = record["data"], record.get("classes")
+        ours = f"{data['films']:,} {data['part']} films of {data['name']}"
+        ours += f", {len(classes)} combinations of labels" if classes else ""
+        found.append(Difference(kind, papers[kind], ours))
+    return TargetReport(target, [], found, stems)
+
+
+def _pretraining(request: Request) -> list[Difference]:
+    try:
+        return differences.of_pretraining(run_of(request))
+    except UserError:  # weights of another kind say less about themselves
+        return [Difference("pre-training", "the paper's", f"the weights {run_of(request)}, which do not say how")]

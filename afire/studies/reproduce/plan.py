@@ -1,0 +1,295 @@
+"""From a target to its steps. Steps that targets share have one name and are run once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afire.config import Config, load_config
+from afire.data.dataset import is_pack
+from afire.errors import UserError
+from afire.files import read_json
+from afire.studies.reproduce.scale import Scale
+from afire.studies.reproduce.sets import TARGETS, Dataset, Target
+from afire.studies.reproduce.steps import Step
+
+FIGURES, TABLES = "figures", "tables"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asked for. ``data`` is a pack or a manifest, ``root`` the folder as downloaded; one of them, or none
+    on the phantom. ``pretrain_data`` are other films to pre-train on, ``weights`` a run that is there already."""
+
+    out: Path
+    dataset: Dataset
+    scale: Scale
+    targets: tuple[Target, ...]
+    data: Path | None = None
+    root: Path | None = None
+    pretrain_data: Path | None = None
+    weights: Path | None = None
+    device: str = "auto"
+    jobs: int | None = None
+
+
+def config_of(request: Request) -> Config:
+    """The settings of the pre-training."""
+    return load_config(request.scale.preset, None, request.scale.settings)
+
+
+def pack_of(request: Request) -> Path:
+    """The pack that all steps read."""
+    return request.data if request.data is not None and is_pack(request.data) else request.out / "pack"
+
+
+def run_of(request: Request) -> Path:
+    """The pre-training run that all steps start from."""
+    return request.weights or request.out / "pretrain"
+
+
+def possible_targets(asked: Iterable[Target], dataset: Dataset) -> tuple[tuple[Target, ...], dict[Target, str]]:
+    """Targets that the set allows, and why not the others."""
+    reasons = {target: reason for target in asked if (reason := dataset.missing(target))}
+    return tuple(target for target in TARGETS if target in set(asked) and target not in reasons), reasons
+
+
+def check_films(request: Request) -> None:
+    """Say what to download when the films are not there, and refuse a pack of another size."""
+    dataset = request.dataset
+    if dataset.name != "phantom" and request.data is None and request.root is None:
+        raise UserError(
+            f"the films of {dataset.title} are needed: download {dataset.download}, then give --root FOLDER, or run "
+            f"`afire data build {dataset.name} --root FOLDER --out {dataset.name}.parquet` and give "
+            f"--data {dataset.name}.parquet."
+        )
+    for path, option in ((request.data, "--data"), (request.root, "--root"), (request.weights, "--weights")):
+        if path is not None and not path.exists():
+            raise UserError(f"{option} {path} does not exist; check the path.")
+    size = config_of(request).image.size
+    for path in (request.data, request.pretrain_data):
+        if path is not None and is_pack(path):
+            packed = int(read_json(path / "pack.json")["settings"]["size"])
+            if packed != size:
+                raise UserError(
+                    f"{path} holds films of {packed} px, and the preset {request.scale.preset} takes {size}; pack them "
+                    f"again with `afire data pack --size {size}`, or add --set image.size={packed} or another --preset."
+                )
+
+
+def plan(request: Request) -> list[Step]:
+    """All steps of the targets, in an order in which each comes after those it needs."""
+    recipes = {
+        "table1": lambda: _ablation(request, "table1"),
+        "table2": lambda: _transfer(request),
+        "table3": lambda: _detection(request),
+        "table4": lambda: _ablation(request, "table4"),
+        "fig-tsne": lambda: _maps(request),
+        "fig-cam": lambda: _cams(request),
+        "fig-restore": lambda: _restorations(request),
+    }
+    found: dict[str, Step] = {}
+    for target in request.targets:
+        for step in recipes[target]():
+            found.setdefault(step.name, step)
+    return list(found.values())
+
+
+def _films(request: Request) -> list[Step]:
+    """The pack, from wherever the films come."""
+    out, dataset, scale = request.out, request.dataset, request.scale
+    if request.data is not None and is_pack(request.data):
+        return []
+    steps: list[Step] = []
+    if dataset.name == "phantom":
+        drawn = ("--count", str(scale.films), "--size", str(scale.drawn_size), "--seed", "0")
+        steps.append(Step("films", ("data", "phantom", *drawn, "--out", str(out / "phantom"))))
+        manifest = out / "phantom" / "manifest.parquet"
+    elif request.data is not None:
+        manifest = request.data
+    else:
+        manifest = out / f"{dataset.name}.parquet"
+        words: tuple[str, ...] = ("data", "build", dataset.name, "--root", str(request.root), "--out", str(manifest))
+        steps.append(Step("films", words))
+    return [*steps, _pack("pack", manifest, request, tuple(step.name for step in steps))]
+
+
+def _pack(name: str, manifest: Path, request: Request, needs: tuple[str, ...] = ()) -> Step:
+    size = config_of(request).image.size
+    words: tuple[str, ...] = (
+        "data",
+        "pack",
+        "--data",
+        str(manifest),
+        "--out",
+        str(request.out / name),
+        "--size",
+        str(size),
+    )
+    skip = () if request.dataset.name == "phantom" else ("--on-error", "skip")
+    return Step(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
+
+
+def _pretraining(request: Request) -> list[Step]:
+    """The films and one pre-training on normal ones; the paper, too, pre-trains once and repeats what follows."""
+    steps = _films(request)
+    if request.weights is not None:
+        return steps
+    source, inputs, needs = pack_of(request), _outside(request), _names(steps, "pack")
+    if request.pretrain_data is not None:
+        source, inputs, needs = request.pretrain_data, (request.pretrain_data,), ()
+        if not is_pack(request.pretrain_data):
+            step = _pack("pretrain-pack", request.pretrain_data, request)
+            steps, source, inputs, needs = [*steps, step], request.out / step.name, (), (step.name,)
+    out = request.out / "pretrain"
+    words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset", request.scale.preset)
+    words += (*_settings(request.scale.settings), "--seed", "0")
+    machine = _device(request)
+    return [*steps, Step("pretrain", words, needs, ("--resume",), out / "config.yaml", inputs=inputs, machine=machine)]
+
+
+def _ablation(request: Request, table: str) -> list[Step]:
+    """Cells of both tables lie in one study, so that the full method is trained once; each table is kept apart."""
+    out, scale = request.out, request.scale
+    steps = _films(request)
+    study = out / "ablate"
+    words: tuple[str, ...] = ("ablate", "--data", str(pack_of(request)), "--out", str(study), "--rows", table)
+    words += ("--seeds", _commas(scale.seeds), "--preset", scale.preset)
+    words += _settings((*scale.settings, *scale.ablate))
+    machine = (*_device(request), *(("--jobs", str(request.jobs)) if request.jobs else ()))
+    kept = [(study / "table.json", out / TABLES / f"{table}.json")]
+    kept += [(study / f"ablation.{kind}", out / FIGURES / f"{table}.{kind}") for kind in ("png", "pdf")]
+    needs, inputs = _names(steps, "pack"), _outside(request)[:1] if not steps else ()
+    return [*steps, Step(table, words, needs, keeps=tuple(kept), inputs=inputs, machine=machine)]
+
+
+def _transfer(request: Request) -> list[Step]:
+    """All labelling ratios and seeds, and the folds, of every kind of task that the set has labels for."""
+    steps = _pretraining(request)
+    if request.dataset.classify:
+        steps += [_learn(request, "finetune", False), *_folded(request, "finetune")]
+    if request.dataset.segment:
+        steps += [_learn(request, "segment", False), *_folded(request, "segment")]
+    return steps
+
+
+def _folded(request: Request, task: str) -> list[Step]:
+    return [_learn(request, task, True)] if request.scale.folds else []
+
+
+def _learn(request: Request, task: str, folds: bool) -> Step:
+    """Fine-tuning or segmentation, over ratios or over folds."""
+    scale, dataset = request.scale, request.dataset
+    name = f"{task}-folds" if folds else task
+    recipe = dataset.classify if task == "finetune" else dataset.segment
+    if task == "finetune" and scale.quick_recipe:
+        recipe = _quick(recipe)
+    words: tuple[str, ...] = (task, "--weights", str(run_of(request)), "--data", str(pack_of(request)))
+    words += ("--out", str(request.out / name), *recipe, *_settings(getattr(scale, task)))
+    # Folds are five tests of all films already; the ratios are what is repeated over seeds.
+    repeats = ("--folds", str(scale.folds), "--seeds", str(scale.seeds[0]))
+    words += repeats if folds else ("--fraction", _commas(scale.fractions), "--seeds", _commas(scale.seeds))
+    inputs, machine = _outside(request), _device(request)
+    return Step(name, words, _base(request), ("--resume",), inputs=inputs, machine=machine)
+
+
+def _detection(request: Request) -> list[Step]:
+    """A detector for each seed, then all of them as one row."""
+    out, scale = request.out, request.scale
+    steps = _pretraining(request)
+    models = [out / "detect" / f"seed-{seed}" for seed in scale.seeds]
+    for seed, model in zip(scale.seeds, models, strict=True):
+        words: tuple[str, ...] = ("detect", "fit", "--weights", str(run_of(request)), "--data", str(pack_of(request)))
+        words += ("--out", str(model), "--seed", str(seed), *request.dataset.detect, *_settings(scale.detect))
+        done = model / "detector.json"
+        inputs, machine = _outside(request), _device(request)
+        needs = _base(request)
+        steps.append(Step(f"detect-{seed}", words, needs, ("--resume",), complete=done, inputs=inputs, machine=machine))
+    chosen = [word for model in models for word in ("--model", str(model))]
+    words = ("detect", "eval", *chosen, "--data", str(pack_of(request)), "--out", str(out / "detect" / "result"))
+    words += request.dataset.detect
+    needs = tuple(f"detect-{seed}" for seed in scale.seeds)
+    return [
+        *steps,
+        Step("detect-eval", words, needs, ("--force",), inputs=_outside(request), machine=_device(request)),
+    ]
+
+
+def _maps(request: Request) -> list[Step]:
+    """Classes of films and nine places, beside random weights of the same network."""
+    return [
+        *_pretraining(request),
+        *(_figure(request, kind, _beside_random(request)) for kind in ("tsne", "landmarks")),
+    ]
+
+
+def _beside_random(request: Request) -> tuple[str, ...]:
+    shape = ("--preset", request.scale.preset, *_settings(request.scale.settings)) if request.weights is None else ()
+    return ("--weights", f"AFiRe={run_of(request)}", *(("--weights", "random", *shape) if shape else ()))
+
+
+def _cams(request: Request) -> list[Step]:
+    """Of the classifier that Table 2 fine-tunes with all labels."""
+    several = len(request.scale.fractions) > 1
+    result = request.out / "finetune" / (f"{max(request.scale.fractions):g}pct" if several else "")
+    steps = [*_pretraining(request), _learn(request, "finetune", False)]
+    return [*steps, _figure(request, "gradcam", ("--weights", f"AFiRe={result}"), ("finetune",))]
+
+
+def _restorations(request: Request) -> list[Step]:
+    return [*_pretraining(request), _figure(request, "restorations", ("--weights", str(run_of(request))))]
+
+
+def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[str, ...] = ()) -> Step:
+    stem = request.out / FIGURES / kind
+    words: tuple[str, ...] = (
+        "figure",
+        kind,
+        *weights,
+        "--data",
+        str(pack_of(request)),
+        "--out",
+        str(stem),
+        *_device(request),
+    )
+    return Step(kind, words, needs or _base(request), ("--force",), inputs=_outside(request))
+
+
+def _base(request: Request) -> tuple[str, ...]:
+    """What every step on the pre-trained weights needs."""
+    own_pack = () if request.data is not None and is_pack(request.data) else ("pack",)
+    return (*own_pack, *(("pretrain",) if request.weights is None else ()))
+
+
+def _outside(request: Request) -> tuple[Path, ...]:
+    """What a step reads that no step wrote."""
+    packs = (request.data,) if request.data is not None and is_pack(request.data) else ()
+    return (*packs, *((request.weights,) if request.weights is not None else ()))
+
+
+def _quick(recipe: tuple[str, ...]) -> tuple[str, ...]:
+    """The recipe ``quick`` with the labels of the set's own."""
+    if recipe[0] != "--recipe":
+        return ("--recipe", "quick", *recipe)
+    from afire.task_config import load_task_config
+
+    return ("--recipe", "quick", "--labels", ",".join(load_task_config("finetune", recipe[1]).labels))
+
+
+def _names(steps: Sequence[Step], wanted: str) -> tuple[str, ...]:
+    return tuple(step.name for step in steps if step.name == wanted)
+
+
+def _settings(settings: Iterable[str]) -> tuple[str, ...]:
+    """``--set`` words; of two values of one setting only the later one counts."""
+    last = {text.partition("=")[0].strip(): text for text in settings}
+    return tuple(word for text in last.values() for word in ("--set", text))
+
+
+def _device(request: Request) -> tuple[str, ...]:
+    return () if request.device == "auto" else ("--device", request.device)
+
+
+def _commas(values: Iterable[float]) -> str:
+    return ",".join(f"{value:g}" for value in values)

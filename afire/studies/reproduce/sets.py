@@ -1,0 +1,106 @@
+"""The sets that the paper's tables and figures can be run on: what each has, and where to get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Target = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore"]
+TITLES: dict[Target, str] = {
+    "table1": "Table 1: what each component is worth",
+    "table2": "Table 2: transfer with different labelling ratios",
+    "table3": "Table 3: anomaly detection",
+    "table4": "Table 4: what other components are worth",
+    "fig-tsne": "Figure: t-SNE of films and of places",
+    "fig-cam": "Figure: Grad-CAM beside lesion boxes",
+    "fig-restore": "Figures: restorations with and without z_mask",
+}
+TARGETS: tuple[Target, ...] = tuple(TITLES)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One set. ``classify`` and ``segment`` are the words of its fine-tuning, if it has labels or masks for one.
+
+    ``published`` names the columns of the paper's tables that stand beside it; for a set that the paper does not use,
+    those nearest in kind.
+    """
+
+    name: str
+    title: str
+    download: str
+    classify: tuple[str, ...] = ()
+    segment: tuple[str, ...] = ()
+    detect: tuple[str, ...] = ()  # words of both the fit and the evaluation
+    boxes: bool = False
+    normals: bool = True  # films known to be normal and films known not to be
+    published: tuple[tuple[str, str], ...] = ()  # (table2, segment or table3; column of the paper)
+
+    def column(self, what: str) -> str | None:
+        """The paper's column beside ``what``, or None."""
+        return dict(self.published).get(what)
+
+    def missing(self, target: Target) -> str:
+        """Why a target cannot be run on this set, or nothing."""
+        if target in ("table1", "table4", "table3") and not self.normals:
+            return f"{self.title} does not say which films are normal beyond its one finding"
+        if target == "table2" and not (self.classify or self.segment):
+            return f"{self.title} has neither findings nor masks to learn"
+        if target == "fig-cam" and not (self.boxes and self.classify):
+            return f"{self.title} has no lesion boxes"
+        return ""
+
+
+DATASETS: dict[str, Dataset] = {
+    one.name: one
+    for one in (
+        Dataset(
+            "phantom",
+            "the phantom",
+            "",
+            classify=("--recipe", "quick"),
+            segment=("--set", "masks.normal_is_empty=true"),
+            boxes=True,
+            published=(("classify", "nih"), ("segment", "siim"), ("table3", "childcxr")),
+        ),
+        Dataset(
+            "childcxr",
+            "ChildCXR",
+            "ChestXRay2017.zip from https://data.mendeley.com/datasets/rscbjbr9sj (CC BY 4.0) and unpack it",
+            classify=("--labels", "abnormal"),
+            published=(("table3", "childcxr"),),
+        ),
+        Dataset(
+            "nih",
+            "NIH ChestX-ray14",
+            "images_001.tar.gz to images_012.tar.gz, Data_Entry_2017_v2020.csv, BBox_List_2017.csv and the two lists "
+            "from https://nihcc.app.box.com/v/ChestXray-NIHCC and unpack them",
+            classify=("--recipe", "nih14"),
+            boxes=True,
+            published=(("classify", "nih"), ("table3", "nih")),
+        ),
+        Dataset(
+            "chexpert",
+            "CheXpert",
+            "CheXpert-v1.0-small from https://stanfordmlgroup.github.io/competitions/chexpert (after registering)",
+            classify=("--recipe", "chexpert5"),
+            detect=("--protocol", "chexpert250"),
+            published=(("classify", "chexpert"), ("table3", "chexpert")),
+        ),
+        Dataset(
+            "siim",
+            "SIIM-ACR",
+            "the films and train-rle.csv of https://www.kaggle.com/c/siim-acr-pneumothorax-segmentation",
+            segment=("--recipe", "siim"),
+            normals=False,
+            published=(("segment", "siim"),),
+        ),
+        Dataset(
+            "shenzhen",
+            "Shenzhen",
+            "the films and lung masks of the Shenzhen set of the U.S. National Library of Medicine",
+            classify=("--labels", "abnormal"),
+            segment=("--recipe", "lungs"),
+        ),
+    )
+}

@@ -1,0 +1,82 @@
+"""``afire reproduce`` as users start it: planned, killed in the middle, started again, and what it then says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from afire.cli import app
+from afire.files import read_json
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SMALL = ["--films", "60", "--set", "image.size=64", "--set", "training.batch_size=8", "--set", "run.picture_epochs=0"]
+
+
+def arguments(out: Path, target: str, *extra: str) -> list[str]:
+    return ["reproduce", target, "--on", "phantom", "--out", str(out), *SMALL, *extra]
+
+
+def checkpoints(out: Path) -> int:
+    return len(list((out / "pretrain" / "checkpoints").glob("step-*")))
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "afire", *arguments(out, "fig-restore", "--set", "training.epochs=60")]
+    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 240
+    while not checkpoints(out):
+        assert process.poll() is None, process.communicate()[0][-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    done = {name: (out / "steps" / f"{name}.json").read_text() for name in ("films", "pack")}
+    assert read_json(out / "steps" / "pretrain.json")["state"] == "begun"
+
+    again = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "[1/4] films: done before" in again.stderr and "[3/4] pretrain goes on" in again.stderr
+    assert {name: (out / "steps" / f"{name}.json").read_text() for name in done} == done
+    steps = [line.split(",")[0] for line in (out / "pretrain" / "metrics.jsonl").read_text().splitlines()]
+    assert len([line for line in steps if line == '{"step": 1']) == 1  # not begun anew
+    page = (out / "reproduce.md").read_text()
+    assert "Research software, not a medical device." in page
+    assert "![restorations](figures/restorations.png)" in page and (out / "figures" / "restorations.png").exists()
+    assert "81,117 normal films of MIMIC-CXR-JPG" in page and "epochs 800" in page
+    assert "afire pretrain --data" in page
+    assert "protocol differences" in again.stdout
+
+    other = subprocess.run([*words, "--set", "training.epochs=3"], env=ENVIRONMENT, capture_output=True, text=True)
+    assert other.returncode == 2 and "choose another --out" in other.stderr
+
+
+def test_the_plan_of_everything_runs_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, arguments(out, "all", "--plan"))
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("afire ")]
+    assert len(lines) == 16 and len([line for line in lines if line.startswith("afire pretrain ")]) == 1
+    assert not out.exists()
+
+
+def test_real_films_that_are_not_there(tmp_path: Path) -> None:
+    words = ["reproduce", "table3", "--on", "nih", "--out", str(tmp_path / "out")]
+    result = subprocess.run([sys.executable, "-m", "afire", *words], env=ENVIRONMENT, capture_output=True, text=True)
+    assert result.returncode == 2 and "afire data build nih" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_target_that_a_set_cannot_have(tmp_path: Path) -> None:
+    from afire.errors import UserError
+
+    with pytest.raises(UserError, match="fig-cam cannot be run on childcxr: ChildCXR has no lesion boxes"):
+        CliRunner().invoke(
+            app, ["reproduce", "fig-cam", "--on", "childcxr", "--out", str(tmp_path)], catch_exceptions=False
+        )

@@ -1,0 +1,133 @@
+"""Recipes: every planned command is one that afire understands, and shared steps come once."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+from typer.main import get_command
+
+from afire.cli import app
+from afire.errors import UserError
+from afire.files import write_json
+from afire.studies.ablate_rows import known_rows
+from afire.studies.reproduce.plan import Request, check_films, config_of, plan, possible_targets
+from afire.studies.reproduce.published import OURS, column, published
+from afire.studies.reproduce.scale import PAPER, PHANTOM, QUICK, scale_for
+from afire.studies.reproduce.sets import DATASETS, TARGETS
+from afire.studies.reproduce.steps import Step
+
+
+def request(on: str, out: Path, **changes: object) -> Request:
+    targets, _ = possible_targets(TARGETS, DATASETS[on])
+    films = {} if on == "phantom" else {"root": out / "films"}
+    return Request(out, DATASETS[on], scale_for(on, False), targets, **{**films, **changes})  # type: ignore[arg-type]
+
+
+def parse(step: Step) -> click.Context:
+    """Read the command as afire would, without running it; what it does not know raises."""
+    command, words = get_command(app), shlex.split(step.command)[1:]
+    context = click.Context(command, info_name="afire")
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, f"{step.name}: there is no {name}"
+        command = found
+    return command.make_context(step.name, words)
+
+
+@pytest.mark.parametrize("on", list(DATASETS))
+@pytest.mark.parametrize("quick", [False, True])
+def test_every_planned_command_is_understood(on: str, quick: bool, tmp_path: Path) -> None:
+    one = request(on, tmp_path)
+    if quick and on != "phantom":
+        one = replace(one, scale=QUICK)
+    steps = plan(one)
+    names = [step.name for step in steps]
+    assert len(set(names)) == len(names)
+    for number, step in enumerate(steps):
+        assert set(step.needs) <= set(names[:number]), step.name
+        parse(step)
+        for word in step.resume:
+            parse(replace(step, words=(*step.words, word)))
+
+
+def test_the_papers_protocol_is_five_folds_three_ratios_three_seeds(tmp_path: Path) -> None:
+    steps = {step.name: step for step in plan(request("nih", tmp_path))}
+    assert "--fraction 1,10,100 --seeds 0,1,2" in steps["finetune"].command
+    assert "--folds 5" in steps["finetune-folds"].command and "--recipe nih14" in steps["finetune"].command
+    assert {"detect-0", "detect-1", "detect-2"} <= set(steps["detect-eval"].needs)
+    assert "--seeds 0,1,2 --preset paper" in steps["table1"].command
+    assert config_of(request("nih", tmp_path)).training.epochs == 800
+
+
+def test_targets_share_their_steps(tmp_path: Path) -> None:
+    one = request("phantom", tmp_path)
+    together = {step.name: step.command for step in plan(one)}
+    apart = [{s.name: s.command for s in plan(replace(one, targets=(target,)))} for target in one.targets]
+    assert together == {name: command for steps in apart for name, command in steps.items()}
+    assert sum("pretrain" in steps for steps in apart) == 5
+    for steps in apart:
+        assert steps.items() <= together.items()  # alone or together, a step is the same
+
+
+def test_films_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+    pack, run = tmp_path / "pack", tmp_path / "run"
+    write_json(pack / "pack.json", {"settings": {"size": 224}})
+    run.mkdir()
+    one = request("childcxr", tmp_path / "out", root=None, data=pack, weights=run)
+    check_films(one)
+    names = [step.name for step in plan(one)]
+    assert not {"films", "pack", "pretrain"} & set(names) and "table1" in names
+    write_json(pack / "pack.json", {"settings": {"size": 128}})
+    with pytest.raises(UserError, match="128 px, and the preset paper takes 224"):
+        check_films(one)
+
+
+def test_other_films_to_pretrain_on(tmp_path: Path) -> None:
+    manifest = tmp_path / "mimic.parquet"
+    manifest.touch()
+    steps = {step.name: step for step in plan(request("nih", tmp_path, pretrain_data=manifest))}
+    assert f"--data {tmp_path / 'pretrain-pack'}" in steps["pretrain"].command
+    assert steps["pretrain"].needs == ("pretrain-pack",) and "pack" in steps["finetune"].needs
+
+
+@pytest.mark.parametrize("on", [name for name in DATASETS if name != "phantom"])
+def test_missing_films_are_named_with_what_to_do(on: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"download .*`afire data build {on} --root FOLDER"):
+        check_films(request(on, tmp_path, root=None))
+    with pytest.raises(UserError, match="does not exist"):
+        check_films(request(on, tmp_path, root=tmp_path / "nowhere"))
+
+
+def test_what_a_set_lacks_is_said() -> None:
+    targets, reasons = possible_targets(TARGETS, DATASETS["siim"])
+    assert targets == ("table2", "fig-tsne", "fig-restore") and "boxes" in reasons["fig-cam"]
+
+
+def test_settings_go_to_the_steps_they_name(tmp_path: Path) -> None:
+    scale = PHANTOM.changed(overrides=["training.epochs=2", "finetune.training.epochs=1", "detect.adapt.epochs=0"])
+    steps = {step.name: step.command for step in plan(replace(request("phantom", tmp_path), scale=scale))}
+    assert "--set training.epochs=2" in steps["pretrain"] and "--set training.epochs=8" in steps["table1"]
+    assert "--set training.epochs=1" in steps["finetune"] and "training.epochs=6" not in steps["finetune"]
+    assert "--set adapt.epochs=0" in steps["detect-0"]
+    assert PAPER.changed(preset="small").preset == "small" and PHANTOM.changed(preset="small").settings == ()
+    with pytest.raises(UserError, match="quick as it is"):
+        scale_for("phantom", quick=True)
+
+
+def test_published_numbers() -> None:
+    nih, childcxr, siim = column("table2", "nih"), column("table3", "childcxr"), column("table2", "siim")
+    assert nih is not None and childcxr is not None and siim is not None
+    assert nih.rows[OURS] == pytest.approx({"1": 0.632, "10": 0.761, "100": 0.832, "folds": 0.845})
+    assert siim.rows[OURS] == pytest.approx({"1": 0.684, "10": 0.763, "100": 0.924, "folds": 0.877})
+    assert childcxr.rows["SQUID"] == pytest.approx({"accuracy": 0.803, "auc": 0.876, "f1": 0.847})
+    assert column("table2", None) is None
+    assert all(row.paper for row in known_rows().values() if {"table1", "table4"} & set(row.tables))
+    for table in ("table2", "table3"):
+        for part in published()[table].values():
+            if isinstance(part, dict):
+                assert all(0 < value < 100 for row in part["rows"].values() for value in row.values())

@@ -1,0 +1,147 @@
+"""Steps: what is done is left alone, what was begun goes on, what fails stops only what needs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from afire.errors import UserError
+from afire.studies.reproduce import run as running
+from afire.studies.reproduce.run import Outcome, run_steps
+from afire.studies.reproduce.steps import Step, read_step, step_hashes, step_path
+
+# Stands in for afire: appends its words to a file, and does what the first of them says.
+PROGRAM = """
+import pathlib, signal, sys, time
+lock, words = sys.argv[1], sys.argv[2:]
+with open(pathlib.Path(lock) / "called", "a") as stream:
+    stream.write(" ".join(words) + chr(10))
+if words[0] == "fail":
+    print("error: it cannot be.")
+    sys.exit(2)
+if words[0] == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    print("waiting", flush=True)
+    time.sleep(60)
+if words[0] == "write":
+    pathlib.Path(words[1]).write_text(words[2])
+"""
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+
+    def replaced(command: list[str], **options: Any) -> Any:
+        assert command[:3] == [sys.executable, "-m", "afire.studies.reproduce.child"]
+        return popen([sys.executable, "-c", PROGRAM, *command[3:]], **options)
+
+    monkeypatch.setattr(running.subprocess, "Popen", replaced)
+
+
+def run(steps: list[Step], out: Path) -> tuple[Outcome, list[str]]:
+    told: list[str] = []
+    outcome = run_steps(steps, out, lambda step, event, sentence: told.append(f"{step.name} {event}"))
+    return outcome, told
+
+
+def called(out: Path) -> list[str]:
+    return (out / "steps" / "called").read_text().splitlines()
+
+
+def test_finished_steps_are_left_alone(tmp_path: Path) -> None:
+    first, second = Step("first", ("a",)), Step("second", ("b",), ("first",))
+    assert run([first], tmp_path)[1] == ["first start", "first done"]
+    outcome, told = run([first, second], tmp_path)
+    assert told == ["first before", "second start", "second done"] and called(tmp_path) == ["a", "b"]
+    assert list(outcome.seconds) == ["first", "second"]
+    found = read_step(tmp_path, "first")
+    assert found is not None and found.state == "done" and found.command == "afire a"
+
+
+def test_a_failing_step_stops_only_what_needs_it(tmp_path: Path) -> None:
+    steps = [Step("bad", ("fail",)), Step("after", ("a",), ("bad",)), Step("apart", ("b",))]
+    outcome, told = run(steps, tmp_path)
+    assert outcome.failed == {"bad": "it cannot be. (exit code 2)"} and outcome.skipped == {"after": "it needs bad"}
+    assert list(outcome.seconds) == ["apart"] and told[-1] == "apart done"
+
+
+def test_a_begun_step_goes_on_with_its_words(tmp_path: Path) -> None:
+    step = Step("one", ("fail",), resume=("--resume",), resume_when=tmp_path / "config.yaml")
+    for _ in range(2):
+        run([step], tmp_path)
+    assert called(tmp_path) == ["fail", "fail"]  # nothing to go on with yet
+    (tmp_path / "config.yaml").touch()
+    assert run([step], tmp_path)[1] == ["one resume", "one failed"]
+    assert called(tmp_path)[-1] == "fail --resume"
+
+
+def test_a_step_that_ended_just_before_it_could_say_so(tmp_path: Path) -> None:
+    step = Step("one", ("fail",), complete=tmp_path / "detector.json")
+    run([step], tmp_path)
+    (tmp_path / "detector.json").touch()
+    assert run([step], tmp_path)[1] == ["one done"] and called(tmp_path) == ["fail"]
+
+
+def test_copies_are_kept_and_made_again(tmp_path: Path) -> None:
+    table, kept = tmp_path / "table.json", tmp_path / "tables" / "one.json"
+    step = Step("one", ("write", str(table), "1"), keeps=((table, kept),))
+    run([step, Step("two", ("write", str(table), "2"))], tmp_path)
+    assert kept.read_text() == "1" and table.read_text() == "2"
+    kept.unlink()
+    assert run([step], tmp_path)[1] == ["one resume", "one done"] and kept.read_text() == "1"
+
+
+def test_another_command_or_other_films_are_refused(tmp_path: Path) -> None:
+    film = tmp_path / "films.csv"
+    film.write_text("a")
+    step = Step("one", ("a", "--set", "epochs=3", "--data", str(film)), inputs=(film,))
+    run([step], tmp_path)
+    run([replace(step, machine=("--device", "cuda"))], tmp_path)  # another machine is no other study
+    with pytest.raises(UserError, match=r"step one .* `epochs=3`, and would now be run with `epochs=4`"):
+        run([replace(step, words=("a", "--set", "epochs=4", "--data", str(film)))], tmp_path)
+    film.write_text("b")
+    with pytest.raises(UserError, match="other films or weights"):
+        run([step], tmp_path)
+    assert called(tmp_path) == ["a --set epochs=3 --data " + str(film)]
+
+
+def test_the_hash_follows_what_a_step_needs_but_not_where_it_lies(tmp_path: Path) -> None:
+    def steps(out: Path, epochs: int) -> list[Step]:
+        return [Step("a", ("a", f"epochs={epochs}")), Step("b", ("b", "--out", str(out / "b")), ("a",))]
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    assert step_hashes(steps(here, 1), here) == step_hashes(steps(there, 1), there)
+    assert step_hashes(steps(here, 1), here)["b"] != step_hashes(steps(here, 2), here)["b"]
+
+
+def test_a_signal_ends_the_step_and_the_next_start_goes_on(tmp_path: Path) -> None:
+    step = Step("long", ("wait",), resume=("--resume",))
+
+    def ask() -> None:
+        deadline = time.monotonic() + 30
+        log = step_path(tmp_path, "long", "log")
+        while not (log.exists() and "waiting" in log.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=ask).start()
+    outcome, told = run([step, Step("next", ("a",))], tmp_path)
+    assert outcome.signal == signal.SIGTERM and not outcome.seconds and told == ["long start"]
+    found = read_step(tmp_path, "long")
+    assert found is not None and found.state == "begun" and found.seconds > 0
+
+
+def test_a_torn_step_file_is_none(tmp_path: Path) -> None:
+    step_path(tmp_path, "a").parent.mkdir(parents=True)
+    step_path(tmp_path, "a").write_text('{"format": 1, "sta')
+    assert read_step(tmp_path, "a") is None
