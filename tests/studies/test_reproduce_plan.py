@@ -20,6 +20,8 @@ from afire.studies.reproduce.scale import PAPER, PHANTOM, QUICK, scale_for
 from afire.studies.reproduce.sets import DATASETS, TARGETS
 from afire.studies.reproduce.steps import Step
 
+COMMAND: click.Command = get_command(app)  # made once: it is all of the command line
+
 
 def request(on: str, out: Path, **changes: object) -> Request:
     targets, _ = possible_targets(TARGETS, DATASETS[on])
@@ -29,7 +31,7 @@ def request(on: str, out: Path, **changes: object) -> Request:
 
 def parse(step: Step) -> click.Context:
     """Read the command as afire would, without running it; what it does not know raises."""
-    command, words = get_command(app), shlex.split(step.command)[1:]
+    command, words = COMMAND, shlex.split(step.command)[1:]
     context = click.Context(command, info_name="afire")
     while isinstance(command, click.Group):
         name = words.pop(0)
