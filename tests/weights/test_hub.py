@@ -13,6 +13,7 @@ import afire
 from afire.cli import app
 from afire.errors import UserError
 from afire.tasks.backbone import load_backbone
+from afire.training.checkpoint import weights_file
 from afire.weights import hub
 from afire.weights.bundle import open_bundle
 from afire.weights.hub import HubName, parse_hub_name
@@ -53,6 +54,7 @@ def test_a_bundle_in_the_cache_is_found_without_a_network(bundle_folder: Path, c
     found = load_backbone("hf://owner/name")
     assert found.hash == load_backbone(str(bundle_folder)).hash and found.name == "owner/name"
     assert cache in hub.local_path("hf://owner/name").parents
+    assert weights_file("hf://owner/name").name == "encoder.safetensors"  # what `afire pretrain --init` starts from
 
 
 def test_revisions_are_apart(bundle_folder: Path, cache: Path, tmp_path: Path) -> None:
