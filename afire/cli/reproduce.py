@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from afire.studies.reproduce.collect import TargetReport
     from afire.studies.reproduce.plan import Request
+    from afire.studies.reproduce.protocol import Difference
     from afire.studies.reproduce.run import Outcome, Report
     from afire.studies.reproduce.sets import Target
     from afire.studies.reproduce.steps import Step
@@ -147,13 +148,16 @@ def _report(count: int) -> Report:
 def _write(request: Request, steps: list[Step], outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
     """The page of everything that is finished, and its tables on the terminal."""
     from afire.cli.options import console
-    from afire.report.reproduce_page import write_reproduction
+    from afire.report.reproduce_page import shared_pretraining, write_reproduction
     from afire.studies.reproduce.collect import collect
 
     reports = collect(request, outcome, reasons)
     page = write_reproduction(request.out, reports, _facts(request, outcome), [step.command for step in steps])
     if not quiet:
         screen = console()
+        shared, names = shared_pretraining(reports)
+        if names:
+            _show_differences(screen, f"protocol differences of the pre-training behind {', '.join(names)}", shared)
         for report in reports:
             _show(screen, report)
         screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
@@ -198,12 +202,21 @@ def _show(screen: Console, report: TargetReport) -> None:
         screen.print(table)
     for stem in report.figures:
         screen.print(f"{stem}.png", soft_wrap=True, markup=False, highlight=False)
-    differences = Table("protocol", "paper", "ours", title="protocol differences", title_justify="left")
-    for one in report.differences:
-        differences.add_row(Text(one.setting), Text(one.paper), Text(one.ours))
-    screen.print(differences)
+    _show_differences(screen, "protocol differences", report.differences)
     for note in report.notes:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _show_differences(screen: Console, title: str, found: list[Difference]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "paper", "ours", title=title, title_justify="left")
+    for column in table.columns:
+        column.overflow = "fold"
+    for one in found:
+        table.add_row(Text(one.setting), Text(one.paper), Text(one.ours))
+    screen.print(table)
 
 
 def _end(outcome: Outcome, out: Path) -> None:

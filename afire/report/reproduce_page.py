@@ -45,10 +45,19 @@ def reproduction_page(
         "differences below each table. A number beside one of the paper's is comparable only as far as that list "
         "is short."
     )
+    shared, names = shared_pretraining(reports)
+    if names:
+        parts += ["## The pre-training", f"Behind {', '.join(names)}:", differences_markdown(shared)]
     for report in reports:
         parts += _target_parts(out, report)
     parts += ["## Commands", "```\n" + "\n".join(commands) + "\n```"]
     return "\n\n".join([*parts, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
+
+
+def shared_pretraining(reports: Sequence[TargetReport]) -> tuple[list[Difference], list[str]]:
+    """Differences of the one pre-training behind several targets, and those targets' names."""
+    behind = [report for report in reports if report.pretraining]
+    return (behind[0].pretraining, [report.target for report in behind]) if behind else ([], [])
 
 
 def _target_parts(out: Path, report: TargetReport) -> list[str]:
@@ -171,7 +180,7 @@ def _record(report: TargetReport) -> dict[str, object]:
             }
             for block in report.blocks
         ],
-        "differences": [vars(one) for one in report.differences],
+        "differences": [vars(one) for one in (*report.pretraining, *report.differences)],
         "figures": [f"{stem.name}.png" for stem in report.figures],
         "notes": report.notes,
     }

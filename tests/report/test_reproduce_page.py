@@ -42,11 +42,14 @@ def test_latex(block: Block) -> None:
 
 
 def test_the_whole_page(block: Block, tmp_path: Path) -> None:
-    done = TargetReport("table2", [block], [Difference("seeds", "3", "2 | 1")], notes=["a note"])
+    done = TargetReport(
+        "table2", [block], [Difference("seeds", "3", "2 | 1")], [Difference("epochs", "800", "3")], notes=["a note"]
+    )
     failed = TargetReport("table3", unfinished="step detect-0: no such film. (exit code 2)")
     page = write_reproduction(tmp_path, [done, failed], {"films": "drawn"}, ["afire pretrain", "afire probe"])
     text = page.read_text()
     assert "| seeds | 3 | 2 \\| 1 |" in text and "- a note" in text and DISCLAIMER in text
+    assert "## The pre-training\n\nBehind table2:" in text and text.count("| epochs | 800 | 3 |") == 1
     assert "**Nothing here yet.** Step detect-0: no such film." in text
     assert "```\nafire pretrain\nafire probe\n```" in text
     assert (tmp_path / "tables" / "table2.tex").exists()

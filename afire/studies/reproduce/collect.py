@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,15 @@ class Block:
 
 @dataclass(frozen=True)
 class TargetReport:
-    """Everything about one target. ``figures`` are paths without endings; ``unfinished`` says why nothing is here."""
+    """Everything about one target. ``figures`` are paths without endings; ``unfinished`` says why nothing is here.
+
+    ``pretraining`` are differences of the pre-training that several targets share, ``differences`` its own.
+    """
 
     target: Target
     blocks: list[Block] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
+    pretraining: list[Difference] = field(default_factory=list)
     figures: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unfinished: str = ""
@@ -81,7 +85,7 @@ def collect(request: Request, outcome: Outcome, reasons: Mapping[Target, str]) -
 
 
 def _unfinished(request: Request, target: Target, outcome: Outcome) -> str:
-    alone = Request(**{**vars(request), "targets": (target,)})
+    alone = replace(request, targets=(target,))
     for step in plan(alone):
         if step.name not in outcome.seconds:
             why = outcome.failed.get(step.name) or outcome.skipped.get(step.name) or "not run yet"
@@ -115,8 +119,8 @@ def _ablation(request: Request, table: Target) -> TargetReport:
         table,
         [block],
         [*about, *differences.of_study(study, seeds)],
-        [request.out / FIGURES / table],
-        notes,
+        figures=[request.out / FIGURES / table],
+        notes=notes,
     )
 
 
@@ -127,7 +131,7 @@ def _estimate(row: Mapping[str, Any], name: str) -> Estimate:
 
 def _transfer(request: Request) -> TargetReport:
     blocks: list[Block] = []
-    found: list[Difference] = list(_pretraining(request))
+    found: list[Difference] = []
     dataset = request.dataset
     for task, kind, metrics in (
         ("finetune", "classify", {"auc": "mean AUC"}),
@@ -151,7 +155,7 @@ def _transfer(request: Request) -> TargetReport:
                 *differences.of_supervised(ratios, folds, recipe),
             )
         ]
-    return TargetReport("table2", blocks, found)
+    return TargetReport("table2", blocks, found, _pretraining(request))
 
 
 def _ratios(request: Request, task: str) -> dict[float, Result]:
@@ -207,12 +211,11 @@ def _detection(request: Request) -> TargetReport:
         f"{counts['normal']:,} normal and {counts['abnormal']:,} abnormal ones to test on"
     )
     found = [
-        *_pretraining(request),
         *differences.of_tested_films("table3", request.dataset.column("table3"), tested),
         *differences.of_detection(result),
     ]
     block = Block("Detection from normal films", _source(theirs), DETECTION, rows)
-    return TargetReport("table3", [block], found, notes=list(result.notes))
+    return TargetReport("table3", [block], found, _pretraining(request), notes=list(result.notes))
 
 
 def _plain_estimate(raw: Mapping[str, Any]) -> Estimate:
@@ -232,7 +235,7 @@ def _number(value: float | None) -> float:
 
 def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetReport:
     stems = [request.out / FIGURES / kind for kind in kinds]
-    found = list(_pretraining(request))
+    found: list[Difference] = []
     papers = {
         "tsne": "1,000 films of MIMIC-CXR-JPG, 12 combinations of labels",
         "landmarks": "9 places; films not stated",
@@ -245,7 +248,7 @@ def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetRe
         ours = f"{data['films']:,} {data['part']} films of {data['name']}"
         ours += f", {len(classes)} combinations of labels" if classes else ""
         found.append(Difference(kind, papers[kind], ours))
-    return TargetReport(target, [], found, stems)
+    return TargetReport(target, [], found, _pretraining(request), stems)
 
 
 def _pretraining(request: Request) -> list[Difference]:
