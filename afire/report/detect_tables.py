@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -156,9 +155,11 @@ def _against(line: Line) -> str:
 
 def show_detection(screen: Console, found: Evaluated) -> None:
     """The table on the terminal, narrow enough for 80 columns, and what it says."""
-    table = Table(title=f"{found.result.name}: {found.protocol}", title_justify="left", box=None, pad_edge=False)
+    several = len(found.result.runs) > 1
+    title = f"{found.result.name}: {found.protocol}"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("", no_wrap=True)
-    for name in ("AUC", "95 %", "AP", "ACC", "F1", "ACC*", "F1*"):
+    for name in ("AUC", *(("sd",) if several else ()), "95 %", "AP", "ACC", "F1", "ACC*", "F1*"):
         table.add_column(name, justify="right", no_wrap=True)
     kind = "chosen"
     for line in found.lines:
@@ -166,14 +167,7 @@ def show_detection(screen: Console, found: Evaluated) -> None:
             table.add_row()
         kind = line.kind
         style = "bold" if kind == "chosen" else "italic" if kind == "trivial" else ""
-        mark = " !" if is_upside_down(line) else ""
-        cells = [
-            line.name + mark,
-            mean_sd(line.metrics["auc"]),
-            interval_text(line.metrics["auc"], 2).replace(" to ", "-"),
-            *(number(line.metrics[name].mean) for name in _SHOWN),
-        ]
-        table.add_row(*(Text(cell, style=style) for cell in cells))
+        table.add_row(*(Text(cell, style=style) for cell in _narrow(line, several)))
     screen.print(table)
     rate = 100 * float(found.result.config["false_alarms"])
     screen.print(
@@ -190,13 +184,19 @@ def show_detection(screen: Console, found: Evaluated) -> None:
     screen.print(Text(DISCLAIMER, style="dim"))
 
 
+def _narrow(line: Line, several: bool) -> list[str]:
+    auc = line.metrics["auc"]
+    return [
+        line.name + (" !" if is_upside_down(line) else ""),
+        number(auc.mean),
+        *([number(auc.sd)] if several else []),
+        interval_text(auc, 2).replace(" to ", "-"),
+        *(number(line.metrics[name].mean) for name in _SHOWN),
+    ]
+
+
 def place_sentence(place: Place) -> str:
     return (
         f"places ({place.films:,} films with {place.kind}): hottest point inside {mean_sd(place.hit)} (chance "
         f"{number(place.chance)}), pixel AUROC {mean_sd(place.pixel_auc)}, PRO {mean_sd(place.pro)}"
     )
-
-
-def summary(found: Evaluated) -> dict[str, Any]:
-    """The few numbers a script wants."""
-    return {line.name: line.metrics["auc"].mean for line in found.lines}

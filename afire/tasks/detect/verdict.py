@@ -39,7 +39,8 @@ def _against(chosen: Line, best: Line) -> str:
 
 
 def is_upside_down(line: Line) -> bool:
-    return line.metrics["auc"].mean < CHANCE
+    """Whether its AUC, as it is printed, lies below chance."""
+    return round(line.metrics["auc"].mean, 3) < CHANCE
 
 
 def _upside_down(lines: Sequence[Line]) -> list[str]:
