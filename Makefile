@@ -32,9 +32,9 @@ demo: $(READY)
 bench: $(READY)
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# site/index.html opens from disk; a link or an anchor that leads nowhere is an error.
+# site/index.html opens from disk; a link or an anchor that leads nowhere is an error (not with --quiet, which hides them).
 docs: $(READY)
-	$(BIN)/python -m mkdocs build --strict --quiet --site-dir site
+	$(BIN)/python -m mkdocs build --strict --site-dir site
 	@echo site/index.html
 
 clean:

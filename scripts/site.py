@@ -15,7 +15,6 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from pydantic_core import PydanticUndefined
 from pygments.formatters import HtmlFormatter
 
 from afire.config import Config, Section
@@ -49,19 +48,19 @@ def settings_page() -> str:
         "Detection": DetectConfig,
     }
     for title, section in kinds.items():
-        rows = "\n".join(_settings(section))
+        rows = "\n".join(_settings(section()))
         parts.append(f"## {title}\n\n| setting | default | meaning |\n|---|---|---|\n{rows}")
     return "\n\n".join(parts) + "\n"
 
 
-def _settings(section: type[Section], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from _settings(field.annotation, f"{prefix}{name}.")
-            continue
-        default = field.get_default(call_default_factory=True)
-        shown = "" if default is PydanticUndefined else f"`{json.dumps(default)}`"
-        yield f"| `{prefix}{name}` | {shown} | {(field.description or '').replace('|', '&#124;')} |"
+def _settings(section: Section, prefix: str = "") -> Iterator[str]:
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            meaning = (field.description or "").replace("|", "&#124;")
+            yield f"| `{prefix}{name}` | `{json.dumps(value)}` | {meaning} |"
 
 
 def notebook_page(notebook: dict[str, Any]) -> str:
