@@ -86,14 +86,14 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remember what each section says."""
+    """Remember what each section says, and keep the names of options in one piece."""
     title = _plain(str(page.title))
     parts = re.split(r'<h[1-4][^>]*\bid="([^"]+)"[^>]*>(.*?)</h[1-4]>', content, flags=re.DOTALL)
     for anchor, heading, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         words = _plain(text).lower()[:_WORDS_KEPT]
         name = _plain(re.sub(r'<a class="headerlink".*?</a>', "", heading, flags=re.DOTALL))
         _index.append({"page": title, "title": name, "url": f"{page.url}#{anchor}", "text": words})
-    return content
+    return re.sub(r"<code>(-[\w-]+)</code>", r'<code class="word">\1</code>', content)  # no line ends inside --option
 
 
 def _plain(text: str) -> str:
