@@ -21,7 +21,8 @@ from afire.tasks.results import SCORE, TRUTH
 Floats = NDArray[np.float64]
 _GRID = np.linspace(0, 1, 101)
 _BAND_DRAWS, _MOST_BINS = 300, 40
-_DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), "-.")
+_TRIVIAL_COLOURS = (*COLOURS[1:], "#7F7F7F")  # one for each trivial row
+_DASHES = ((0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
 
 
 def write_detection_figures(out: Path, found: Evaluated) -> list[Path]:
@@ -35,7 +36,7 @@ def write_detection_figures(out: Path, found: Evaluated) -> list[Path]:
 
 def roc_figure(found: Evaluated) -> Figure:
     """The chosen score with its 95 % band over patients, and the trivial detectors beside it; means over detectors."""
-    figure: Figure = plt.figure(figsize=(6.2, 3.9))
+    figure: Figure = plt.figure(figsize=(7.2, 3.9))
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)
     low, high = _band(found.predictions)
@@ -44,10 +45,10 @@ def roc_figure(found: Evaluated) -> Figure:
         (line for line in found.lines if line.kind == "trivial"), key=lambda line: -line.metrics["auc"].mean
     )
     for number, line in enumerate(trivial):
-        colour = COLOURS[1 + number % (len(COLOURS) - 1)]
+        colour = _TRIVIAL_COLOURS[number % len(_TRIVIAL_COLOURS)]
         curve = _mean_curve(found.predictions, ROW + line.name)
         label = f"{line.name} {line.metrics['auc'].mean:.3f}"
-        axis.plot(_GRID, curve, color=colour, linewidth=1.0, linestyle=_DASHES[1 + number % 6], label=label)
+        axis.plot(_GRID, curve, color=colour, linewidth=1.0, linestyle=_DASHES[number % len(_DASHES)], label=label)
     chosen = found.lines[0]
     curve = _mean_curve(found.predictions, SCORE + ABNORMAL)
     label = f"{_short(chosen.meaning)} {chosen.metrics['auc'].mean:.3f}"
@@ -120,7 +121,7 @@ def _band(predictions: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def _short(names: str) -> str:
-    return names if len(names) <= 48 else "chosen score"
+    return names if len(names) <= 34 else "chosen score"
 
 
 def picture_names(paths: Sequence[Path]) -> list[str]:
