@@ -98,7 +98,7 @@ def reproduce(
         return
     with folder_lock(out, "the reproduction in"):
         outcome = run_steps(steps, out, _report(len(steps)))
-        _write(request, steps, outcome, reasons, quiet)
+        _write(request, outcome, reasons, quiet)
     _end(outcome, out)
 
 
@@ -145,14 +145,22 @@ def _report(count: int) -> Report:
     return report
 
 
-def _write(request: Request, steps: list[Step], outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
-    """The page of everything that is finished, and its tables on the terminal."""
+def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
+    """The page of everything in --out, also of earlier starts; on the terminal what was asked for now."""
+    from dataclasses import replace
+
     from afire.cli.options import console
     from afire.report.reproduce_page import shared_pretraining, write_reproduction
     from afire.studies.reproduce.collect import collect
+    from afire.studies.reproduce.plan import plan as plan_steps
+    from afire.studies.reproduce.plan import with_finished
 
-    reports = collect(request, outcome, reasons)
-    page = write_reproduction(request.out, reports, _facts(request, outcome), [step.command for step in steps])
+    request, seconds = with_finished(asked, asked.out)
+    everything = replace(outcome, seconds={**seconds, **outcome.seconds})
+    reports = collect(request, everything, reasons)
+    commands = [step.command for step in plan_steps(request)]
+    page = write_reproduction(request.out, reports, _facts(request, everything), commands)
+    reports = [report for report in reports if report.target in (*asked.targets, *reasons)]
     if not quiet:
         screen = console()
         shared, names = shared_pretraining(reports)

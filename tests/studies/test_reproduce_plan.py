@@ -14,11 +14,11 @@ from afire.cli import app
 from afire.errors import UserError
 from afire.files import write_json
 from afire.studies.ablate_rows import known_rows
-from afire.studies.reproduce.plan import Request, check_films, config_of, plan, possible_targets
+from afire.studies.reproduce.plan import Request, check_films, config_of, plan, possible_targets, with_finished
 from afire.studies.reproduce.published import OURS, column, published
 from afire.studies.reproduce.scale import PAPER, PHANTOM, QUICK, scale_for
 from afire.studies.reproduce.sets import DATASETS, TARGETS
-from afire.studies.reproduce.steps import Step
+from afire.studies.reproduce.steps import Step, StepFile, step_hashes
 
 COMMAND: click.Command = get_command(app)  # made once: it is all of the command line
 
@@ -93,8 +93,20 @@ def test_other_films_to_pretrain_on(tmp_path: Path) -> None:
     manifest = tmp_path / "mimic.parquet"
     manifest.touch()
     steps = {step.name: step for step in plan(request("nih", tmp_path, pretrain_data=manifest))}
-    assert f"--data {tmp_path / 'pretrain-pack'}" in steps["pretrain"].command
+    assert f"--data {tmp_path / 'packs' / 'mimic'} " in steps["pretrain"].command
     assert steps["pretrain"].needs == ("pretrain-pack",) and "pack" in steps["finetune"].needs
+
+
+def test_targets_of_earlier_starts_are_told_again(tmp_path: Path) -> None:
+    one = replace(request("phantom", tmp_path), targets=("fig-restore",))
+    steps = plan(replace(one, targets=("table3",)))
+    hashes = step_hashes(steps, tmp_path)
+    for step in steps[:-1]:
+        StepFile("done", hashes[step.name], step.command, 2.0).write(tmp_path, step.name)
+    assert with_finished(one, tmp_path) == (one, {})
+    StepFile("done", hashes[steps[-1].name], steps[-1].command, 2.0).write(tmp_path, steps[-1].name)
+    both, seconds = with_finished(one, tmp_path)
+    assert both.targets == ("fig-restore", "table3") and sum(seconds.values()) == 2.0 * len(steps)
 
 
 @pytest.mark.parametrize("on", [name for name in DATASETS if name != "phantom"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from afire.config import Config, load_config
@@ -12,9 +12,9 @@ from afire.errors import UserError
 from afire.files import read_json
 from afire.studies.reproduce.scale import Scale
 from afire.studies.reproduce.sets import TARGETS, Dataset, Target
-from afire.studies.reproduce.steps import Step
+from afire.studies.reproduce.steps import Step, is_done, read_step, step_hashes
 
-FIGURES, TABLES = "figures", "tables"
+FIGURES, TABLES, PACKS = "figures", "tables", "packs"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,14 @@ def config_of(request: Request) -> Config:
 
 def pack_of(request: Request) -> Path:
     """The pack that all steps read."""
-    return request.data if request.data is not None and is_pack(request.data) else request.out / "pack"
+    return (
+        request.data if request.data is not None and is_pack(request.data) else _own_pack(request, request.dataset.name)
+    )
+
+
+def _own_pack(request: Request, name: str) -> Path:
+    """A pack that a step makes; its folder carries the set's name, because results quote it."""
+    return request.out / PACKS / name
 
 
 def run_of(request: Request) -> Path:
@@ -78,6 +85,19 @@ def check_films(request: Request) -> None:
                 )
 
 
+def with_finished(request: Request, out: Path) -> tuple[Request, dict[str, float]]:
+    """The request with the targets that earlier starts finished here, and the seconds of their steps."""
+    seconds: dict[str, float] = {}
+    targets = list(request.targets)
+    for target in possible_targets(TARGETS, request.dataset)[0]:
+        steps = plan(replace(request, targets=(target,)))
+        hashes, found = step_hashes(steps, out), {step.name: read_step(out, step.name) for step in steps}
+        if target not in targets and all(is_done(step, found[step.name], hashes[step.name]) for step in steps):
+            targets.append(target)
+            seconds |= {name: one.seconds for name, one in found.items() if one is not None}
+    return replace(request, targets=tuple(targets)), seconds
+
+
 def plan(request: Request) -> list[Step]:
     """All steps of the targets, in an order in which each comes after those it needs."""
     recipes = {
@@ -112,21 +132,12 @@ def _films(request: Request) -> list[Step]:
         manifest = out / f"{dataset.name}.parquet"
         words: tuple[str, ...] = ("data", "build", dataset.name, "--root", str(request.root), "--out", str(manifest))
         steps.append(Step("films", words))
-    return [*steps, _pack("pack", manifest, request, tuple(step.name for step in steps))]
+    return [*steps, _pack("pack", manifest, pack_of(request), request, tuple(step.name for step in steps))]
 
 
-def _pack(name: str, manifest: Path, request: Request, needs: tuple[str, ...] = ()) -> Step:
+def _pack(name: str, manifest: Path, pack: Path, request: Request, needs: tuple[str, ...] = ()) -> Step:
     size = config_of(request).image.size
-    words: tuple[str, ...] = (
-        "data",
-        "pack",
-        "--data",
-        str(manifest),
-        "--out",
-        str(request.out / name),
-        "--size",
-        str(size),
-    )
+    words: tuple[str, ...] = ("data", "pack", "--data", str(manifest), "--out", str(pack), "--size", str(size))
     skip = () if request.dataset.name == "phantom" else ("--on-error", "skip")
     return Step(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
 
@@ -140,8 +151,9 @@ def _pretraining(request: Request) -> list[Step]:
     if request.pretrain_data is not None:
         source, inputs, needs = request.pretrain_data, (request.pretrain_data,), ()
         if not is_pack(request.pretrain_data):
-            step = _pack("pretrain-pack", request.pretrain_data, request)
-            steps, source, inputs, needs = [*steps, step], request.out / step.name, (), (step.name,)
+            source = _own_pack(request, request.pretrain_data.stem)
+            step = _pack("pretrain-pack", request.pretrain_data, source, request)
+            steps, inputs, needs = [*steps, step], (), (step.name,)
     out = request.out / "pretrain"
     words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset", request.scale.preset)
     words += (*_settings(request.scale.settings), "--seed", "0")
