@@ -6,6 +6,7 @@ their own, which follow from the film and the maker, so that the same run gives 
 
 from __future__ import annotations
 
+import io
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,18 @@ def write_secondary_capture(
     """
     with quiet_readers():
         source = read_tags(film, [*_REQUIRED, *_OPTIONAL, *_REFERENCES])
+        encoded = io.BytesIO()
         try:
             origin = str(source.get("SOPInstanceUID") or sha256_file(film))
             capture = _capture(source, origin, picture, derivation, maker, series)
-            write_atomic(out, lambda path: pydicom.dcmwrite(path, capture, enforce_file_format=True))
-        except (ValueError, TypeError, AttributeError, KeyError, UnicodeError):
-            # The text of these errors quotes tags.
+            pydicom.dcmwrite(encoded, capture, enforce_file_format=True)
+        except Exception:  # pydicom parses a tag when it is looked at; its errors quote what is in it
             raise ImageError(f"{film} has tags that cannot be copied into a derived image.") from None
+    write_atomic(out, lambda path: _write(path, encoded.getvalue()))
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
 
 
 def _capture(

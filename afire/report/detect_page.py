@@ -23,7 +23,7 @@ from afire._version import __version__
 from afire.files import write_text
 from afire.processes import usable_cores
 from afire.progress import track
-from afire.report.detect_pictures import DIFFERENCE_TOP, css_gradient, difference_colours, heat_colours
+from afire.report.detect_pictures import DIFFERENCE_TOP, css_gradient, difference_colours, heat_on_grey
 from afire.tasks.detect.detector import DISCLAIMER, Detector
 from afire.tasks.detect.findings import OUT_OF_DOMAIN, SCORED, UNREADABLE, FilmResult, Rule, counts, ranked
 from afire.tasks.detect.regions import SIDES
@@ -97,7 +97,7 @@ def render_detect_page(
         threshold=rule.threshold if np.isfinite(rule.threshold) else None,
         chart=_chart([one.score for one in results if one.status == SCORED and one.score is not None], rule),
         scale=detector.scale,
-        heat_gradient=css_gradient(heat_colours(), opacity=True),
+        heat_gradient=css_gradient(heat_on_grey()),
         difference_gradient=css_gradient(difference_colours()),
         difference_top=DIFFERENCE_TOP,
         sides=SIDES,

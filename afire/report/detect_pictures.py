@@ -27,6 +27,7 @@ DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
 _PER_FOLDER = 1000
 _LEVELS = 256
 _OPACITY = 0.8  # of the heat at the top of the scale
+_LEGEND_GREY = 90
 _HEAT_SIDE = 192  # longest side of the transparent heat: it is smooth, and the page enlarges it
 _CAPTURE_SIDE = 768  # longest side of the picture in a DICOM file, at least
 _WARNING = "AFIRE HEATMAP - RESEARCH SOFTWARE, NOT A MEDICAL DEVICE"
@@ -52,50 +53,43 @@ class Painter:
     def __call__(self, drawing: Drawing) -> Drawn:
         film = drawing.film
         assert film.shown is not None
-        shape = film.shown.shape
+        shape = film.shown.shape[0], film.shown.shape[1]
         images = {"film": ("jpg", Image.fromarray(film.shown))}
         notes: tuple[str, ...] = ()
         if drawing.heat is not None:
-            overlay = blend(film.shown, self._levels(drawing.heat, (shape[0], shape[1])))
-            images["heat"] = ("png", self._transparent(drawing.heat, (shape[0], shape[1])))
-            images["overlay"] = ("png", Image.fromarray(overlay))
+            heat = self.levels(drawing.heat, shape)
+            overlay = laid_over(film.shown, heat)
+            images |= {"heat": ("png", transparent(heat)), "overlay": ("jpg", overlay)}
             if self.dicom and film.info.kind == "dicom":
                 notes = self._capture(drawing, overlay)
         if drawing.restored is not None:
-            images["restored"] = ("png", _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit)))
-            images["difference"] = ("png", self._difference(film.square, drawing.restored, shape))
+            restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
+            difference = self._difference(film.square, drawing.restored, shape)
+            images |= {"restored": ("jpg", restored), "difference": ("png", difference)}
         stem = f"{FOLDER}/{film.number // _PER_FOLDER:03d}/{film.number:06d}"
         (self.out / stem).parent.mkdir(parents=True, exist_ok=True)
-        written = {}
-        for kind, (suffix, image) in images.items():
-            written[kind] = f"{stem}-{kind}.{suffix}"
+        written = {kind: f"{stem}-{kind}.{suffix}" for kind, (suffix, _) in images.items()}
+        for kind, (_, image) in images.items():
             # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
-            image.save(self.out / written[kind], quality=85, compress_level=1)  # each format takes its own
+            image.save(self.out / written[kind], quality=90, compress_level=1)  # each format takes its own
         return Drawn(written, notes)
 
-    def _levels(self, heat: Floats, shape: tuple[int, int]) -> Bytes:
-        """Heat (R, C) in sd -> steps of the scale (H, W), 0 = below the scale."""
-        spread = to_film(heat, shape, self.fit, outside=self.scale.low)
-        share = (spread - self.scale.low) / (self.scale.high - self.scale.low)
-        levels: Bytes = np.rint(np.clip(share, 0, 1) * (_LEVELS - 1)).astype(np.uint8)
-        return levels
-
-    def _transparent(self, heat: Floats, shape: tuple[int, int]) -> Image.Image:
-        """The heat alone, to be laid over the film."""
+    def levels(self, heat: Floats, shape: tuple[int, int]) -> Image.Image:
+        """Heat (R, C) in sd -> steps of the scale, 0 = below it, in the proportions (H, W) of the film but small."""
         scale = min(1.0, _HEAT_SIDE / max(shape))
-        image = Image.fromarray(self._levels(heat, (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))))
-        image.putpalette(heat_colours().tobytes())
-        image.info["transparency"] = np.rint(255 * _opacity()).astype(np.uint8).tobytes()
-        return image
+        small = max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale))
+        share = to_film(heat, small, self.fit, outside=self.scale.low) - self.scale.low
+        share = np.clip(share / (self.scale.high - self.scale.low), 0, 1)
+        return Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
 
-    def _difference(self, square: Floats, restored: Floats, shape: tuple[int, ...]) -> Image.Image:
+    def _difference(self, square: Floats, restored: Floats, shape: tuple[int, int]) -> Image.Image:
         difference = to_film(square - restored, _small(shape, restored), self.fit)
         share = np.clip(difference / DIFFERENCE_TOP, -1, 1) * 0.5 + 0.5
         image = Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
         image.putpalette(difference_colours().tobytes())
         return image
 
-    def _capture(self, drawing: Drawing, overlay: Bytes) -> tuple[str, ...]:
+    def _capture(self, drawing: Drawing, overlay: Image.Image) -> tuple[str, ...]:
         from afire.data.secondary_capture import write_secondary_capture
 
         number = drawing.film.number
@@ -136,13 +130,22 @@ def to_film(square: Floats, shape: tuple[int, int], fit: FitMode, outside: float
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box))
 
 
-def blend(film: Bytes, levels: Bytes) -> Bytes:
-    """A grey film (H, W) under heat of so many steps (H, W) -> (H, W, 3)."""
-    opacity = _opacity()
-    grey = film[..., None].astype(np.float32)
-    mixed = grey + (heat_colours().astype(np.float32)[levels] - grey) * opacity[levels][..., None]
-    blended: Bytes = np.rint(mixed).astype(np.uint8)
-    return blended
+def transparent(levels: Image.Image) -> Image.Image:
+    """Steps of the scale as a picture to be laid over the film."""
+    image = levels.copy()
+    image.putpalette(heat_colours().tobytes())
+    image.info["transparency"] = _opacity().tobytes()
+    return image
+
+
+def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
+    """A grey film (H, W) under steps of the scale, in colour."""
+    picture = Image.fromarray(film).convert("RGB")
+    steps = levels.resize(picture.size, Image.Resampling.BILINEAR)
+    colours = steps.copy()
+    colours.putpalette(heat_colours().tobytes())
+    picture.paste(colours.convert("RGB"), mask=steps.point(_opacity().tolist()))
+    return picture
 
 
 @lru_cache(maxsize=1)
@@ -164,18 +167,18 @@ def difference_colours() -> Bytes:
     return np.rint(mixed).astype(np.uint8)
 
 
-def _opacity() -> Floats:
+def _opacity() -> Bytes:
     """(256,): nothing below the scale, then soon enough to see a weak finding."""
-    return (_OPACITY * np.linspace(0, 1, _LEVELS) ** 0.6).astype(np.float32)
+    opacity: Bytes = np.rint(255 * _OPACITY * np.linspace(0, 1, _LEVELS) ** 0.6).astype(np.uint8)
+    return opacity
 
 
-def captioned(overlay: Bytes, scale: HeatScale) -> Bytes:
+def captioned(overlay: Image.Image, scale: HeatScale) -> Bytes:
     """The overlay enlarged, with the warning and the scale burnt in below it, for a viewer that shows nothing else."""
-    height, width = overlay.shape[:2]
-    factor = max(1, -(-_CAPTURE_SIDE // max(height, width)))
-    picture = Image.fromarray(overlay).resize((width * factor, height * factor), Image.Resampling.BICUBIC)
+    factor = max(1, -(-_CAPTURE_SIDE // max(overlay.size)))
+    picture = overlay.resize((overlay.width * factor, overlay.height * factor), Image.Resampling.BICUBIC)
     legend = heat_legend(scale, max(420, picture.width))
-    page = Image.new("RGB", (max(picture.width, legend.width), picture.height + legend.height))
+    page = Image.new("RGB", (legend.width, picture.height + legend.height))
     page.paste(picture, ((page.width - picture.width) // 2, 0))
     page.paste(legend, (0, picture.height))
     return np.asarray(page)
@@ -189,8 +192,8 @@ def heat_legend(scale: HeatScale, width: int = 640) -> Image.Image:
     draw = ImageDraw.Draw(image)
     draw.text((width / 2, 0.5 * size), _WARNING, (255, 255, 255), font=font, anchor="ma")
     left, right, top, bottom = 2 * size, width - 2 * size, round(2.3 * size), round(3.2 * size)
-    levels = np.rint(np.linspace(0, _LEVELS - 1, right - left)).astype(np.uint8)[None].repeat(bottom - top, 0)
-    image.paste(Image.fromarray(blend(np.full(levels.shape, 90, np.uint8), levels)), (left, top))
+    bar = Image.fromarray(heat_on_grey()[None]).resize((right - left, bottom - top), Image.Resampling.BILINEAR)
+    image.paste(bar, (left, top))
     for share in (0.0, 0.5, 1.0):
         value = scale.low + share * (scale.high - scale.low)
         text = f"{value:.1f}" + (" sd and more" if share == 1 else "")
@@ -200,16 +203,20 @@ def heat_legend(scale: HeatScale, width: int = 640) -> Image.Image:
     return image
 
 
-def css_gradient(colours: Bytes, opacity: bool = False) -> str:
-    """A CSS gradient of a colour table, left to right; with the heat's opacity over dark grey if asked."""
-    shown = (
-        blend(np.full((1, _LEVELS), 90, np.uint8), np.arange(_LEVELS, dtype=np.uint8)[None])[0] if opacity else colours
-    )
-    stops = ", ".join("rgb({}, {}, {})".format(*shown[index]) for index in np.linspace(0, _LEVELS - 1, 9).astype(int))
+def heat_on_grey() -> Bytes:
+    """(256, 3): the colours of the scale as they look on a grey film."""
+    opacity = _opacity()[:, None] / 255
+    colours: Bytes = np.rint(_LEGEND_GREY * (1 - opacity) + heat_colours() * opacity).astype(np.uint8)
+    return colours
+
+
+def css_gradient(colours: Bytes) -> str:
+    """A CSS gradient of a colour table, left to right."""
+    stops = ", ".join("rgb({}, {}, {})".format(*colours[index]) for index in np.linspace(0, _LEVELS - 1, 9).astype(int))
     return f"linear-gradient(to right, {stops})"
 
 
-def _small(shape: tuple[int, ...], square: Floats) -> tuple[int, int]:
+def _small(shape: tuple[int, int], square: Floats) -> tuple[int, int]:
     """The film's proportions at the resolution of the networks: more pixels would show nothing more."""
     scale = square.shape[0] / max(shape[0], shape[1])
     return max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale))

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import adaptive_avg_pool2d
 
 from afire.lesions import lung_field
 
 SIDES = "Sides are the patient's: the right lung is on the left of the film."
+_FIELD_SIDE = 56  # what the lung field is found on anyway
 _IN_LUNG = 0.25  # share of a cell that must be lung
 _WHOLE_FILM = 0.9  # a lung field this large is none
 _SMALLEST_LUNG = 0.02  # of the film, on either side of its middle
@@ -49,7 +51,8 @@ class _Lungs:
 
 def regions(films_BSS: NDArray[np.float32], heat_BRC: Heat) -> list[Region]:
     """The most deviating region of each film."""
-    fields = lung_field(torch.from_numpy(np.ascontiguousarray(films_BSS))).numpy()
+    small = adaptive_avg_pool2d(torch.from_numpy(np.ascontiguousarray(films_BSS))[:, None], _FIELD_SIDE)[:, 0]
+    fields = lung_field(small).numpy()
     return [_region(_lungs(field), heat) for field, heat in zip(fields, heat_BRC, strict=True)]
 
 

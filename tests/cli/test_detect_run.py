@@ -1,0 +1,86 @@
+"""`afire detect run` from the command line: files in, results and a page out, one sentence for a mistake."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from afire.cli import app
+from afire.errors import UserError
+from tests.data.test_secondary_capture import film as dicom_film
+from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
+from tests.tasks.detect.conftest import model  # noqa: F401 - fixture
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Some films, one of them with the name of a formula, a DICOM film and a torn file."""
+    rng = np.random.default_rng(1)
+    films_folder = tmp_path / "films"
+    films_folder.mkdir()
+    for name in ("a.png", "b.jpg", "=1+1.png"):
+        coarse = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
+        coarse.resize((48, 40), Image.Resampling.BICUBIC).save(films_folder / name)
+    dicom_film(films_folder / "c.dcm")
+    (films_folder / "torn.png").write_bytes(b"\x89PNG torn")
+    return films_folder
+
+
+def invoke(*words: object) -> str:
+    result = CliRunner().invoke(app, ["detect", "run", *map(str, words), "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_folder_becomes_results_pictures_and_a_page(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "out"
+    said = invoke(folder, "--model", model, "--out", out, "--dicom")
+    assert "Research software, not a medical device." in said and "torn.png" in said and "report.html" in said
+    stored = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    by_file = {film["file"]: film for film in stored["films"]}
+    assert set(by_file) == {"a.png", "b.jpg", "=1+1.png", "c.dcm", "torn.png"}
+    assert by_file["torn.png"]["status"] == "unreadable"
+    with (out / "results.csv").open(newline="", encoding="utf-8") as stream:
+        assert "'=1+1.png" in {row["file"] for row in csv.DictReader(stream)}
+    for film in stored["films"]:
+        if film["status"] == "scored":
+            assert (out / film["overlay_picture"]).is_file() and 0 < film["p_value"] <= 1
+    assert (out / "legend.png").is_file() and "not a medical device" in (out / "report.html").read_text()
+    everything = b"".join(file.read_bytes() for file in out.rglob("*") if file.is_file() and file.suffix != ".dcm")
+    assert b"ID-7" not in everything and "Müller".encode() not in everything, "who it is stays in DICOM files"
+    if by_file["c.dcm"]["status"] == "scored":
+        assert len(list((out / "dicom").rglob("*.dcm"))) == 1
+
+
+def test_no_pictures_and_an_own_rate(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    out = tmp_path / "out"
+    said = invoke(folder / "a.png", "--model", model, "--out", out, "--no-pictures", "--false-alarms", 0.5)
+    assert "0.5 (your own rate)" in " ".join(said.split())
+    assert not (out / "pictures").exists() and (out / "report.html").exists()
+    invoke(folder / "a.png", "--model", model, "--out", out, "--no-pictures", "--resume", "--threshold", 3)
+    assert json.loads((out / "results.json").read_text())["rule"]["threshold"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--resume", "--force"], "give one of them"),
+        (["--dicom", "--no-pictures"], "--dicom writes pictures"),
+        (["--false-alarms", "2"], "between 0 and 1"),
+    ],
+)
+def test_mistakes(folder: Path, model: Path, tmp_path: Path, words: list[str], sentence: str) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=sentence):
+        invoke(folder, "--model", model, "--out", tmp_path / "out", *words)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_detector(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="afire detect fit"):
+        invoke(folder, "--model", folder, "--out", tmp_path / "out")

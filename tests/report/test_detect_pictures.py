@@ -1,0 +1,114 @@
+"""Pictures on one scale: the same heat is the same colour on every film, and lies where it was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+
+from afire.data.film import FilmInfo
+from afire.data.resize import FIT_MODES, fit_square
+from afire.report.detect_pictures import Painter, captioned, difference_colours, heat_colours, heat_on_grey, to_film
+from afire.tasks.detect.detector import HeatScale
+from afire.tasks.detect.findings import FilmResult
+from afire.tasks.detect.run import Drawing, ReadFilm
+from tests.data.test_secondary_capture import film as dicom_film
+
+SCALE = HeatScale(2.0, 6.0)
+
+
+def drawing(path: Path, heat: np.ndarray, shape: tuple[int, int] = (40, 30), kind: str = "png") -> Drawing:
+    shown = np.full(shape, 100, np.uint8)
+    square = np.full((16, 16), 0.4, np.float32)
+    info = FilmInfo(width=shape[1], height=shape[0], bits=8, kind=kind)
+    restored = square.copy()
+    restored[:8] += 0.2
+    return Drawing(ReadFilm(3, path.name, path, square, shown, info), FilmResult(3, "x", "scored", 1.0), heat, restored)
+
+
+def test_nothing_below_the_scale_is_coloured_and_the_scale_is_not_stretched(tmp_path: Path) -> None:
+    painter = Painter(tmp_path, SCALE, "squash", "ab")
+
+    def overlay(heat: float) -> np.ndarray:
+        drawn = painter(drawing(tmp_path / "a.png", np.full((4, 4), heat, np.float32)))
+        return np.asarray(Image.open(tmp_path / drawn.pictures["overlay"])).astype(int)
+
+    quiet, weak, strong, beyond = (overlay(heat) for heat in (1.9, 4.0, 6.0, 60.0))
+    assert (np.abs(quiet - 100) <= 1).all(), "the film and nothing else"
+    assert np.abs(weak - strong).max() > 30 and (strong == beyond).all()
+    assert np.ptp(strong.reshape(-1, 3), axis=0).max() <= 2
+
+
+def test_every_picture_is_written_and_has_the_films_proportions(tmp_path: Path) -> None:
+    drawn = Painter(tmp_path, SCALE, "squash", "ab")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
+    assert set(drawn.pictures) == {"film", "heat", "overlay", "restored", "difference"}
+    sizes = {kind: Image.open(tmp_path / name).size for kind, name in drawn.pictures.items()}
+    assert sizes["film"] == sizes["overlay"] == sizes["heat"] == (30, 40)
+    assert sizes["restored"] == sizes["difference"] == (12, 16)
+    difference = np.asarray(Image.open(tmp_path / drawn.pictures["difference"]).convert("RGB")).astype(int)
+    assert difference[2, 6, 2] > difference[2, 6, 0] + 40, "blue: darker than restored"
+    assert (np.abs(difference[13, 6] - difference_colours()[128].astype(int)) <= 2).all(), "equal is dark"
+    heat = Image.open(tmp_path / drawn.pictures["heat"]).convert("RGBA")
+    assert 0 < heat.getpixel((15, 20))[3] < 255
+
+
+def test_a_film_out_of_domain_is_shown_without_heat(tmp_path: Path) -> None:
+    one = drawing(tmp_path / "a.png", np.zeros((4, 4), np.float32))
+    drawn = Painter(tmp_path, SCALE, "squash", "ab")(Drawing(one.film, one.result, None, None))
+    assert set(drawn.pictures) == {"film"}
+
+
+@pytest.mark.parametrize("fit", FIT_MODES)
+def test_heat_comes_back_to_where_it_was_on_the_film(fit: str) -> None:
+    film = np.zeros((96, 160), np.float32)
+    film[40:52, 72:84] = 1  # in the middle, which every fit shows
+    film[40:52, 100:112] = 0.5
+    back = to_film(fit_square(film, 64, fit), (96, 160), fit)  # type: ignore[arg-type]
+    assert back.shape == film.shape
+    rows, columns = np.nonzero(back > 0.8)
+    assert (rows.mean(), columns.mean()) == pytest.approx((45.5, 77.5), abs=1)
+    assert np.abs(back - film)[60:].max() < 0.05
+    assert np.corrcoef(back.ravel(), film.ravel())[0, 1] > 0.9
+
+
+def test_what_a_crop_has_not_seen_is_outside() -> None:
+    back = to_film(np.full((4, 4), 9.0, np.float32), (10, 20), "crop", outside=-1)
+    assert (back[:, :5] == -1).all() and (back[:, 15:] == -1).all() and (back[:, 5:15] == 9).all()
+
+
+def test_colours_rise_in_lightness() -> None:
+    luminance = heat_colours() @ np.array([0.299, 0.587, 0.114])
+    assert (np.diff(luminance) >= -1).all(), "order is told without colour"
+    assert len(set(heat_on_grey()[0])) == 1, "at the foot of the scale the film is as it was"
+
+
+def test_the_dicom_overlay_carries_the_warning(tmp_path: Path) -> None:
+    source = dicom_film(tmp_path / "film.dcm")
+    heat = np.full((4, 4), 5.0, np.float32)
+    drawn = Painter(tmp_path, SCALE, "squash", "ab" * 32, dicom=True)(drawing(source, heat, kind="dicom"))
+    assert drawn.notes == ()
+    made = pydicom.dcmread(tmp_path / "dicom/000/000003.dcm")
+    assert made.PatientID == "ID-7" and "not a medical device" in made.DerivationDescription
+    assert "2.0 to 6.0 sd" in made.DerivationDescription
+    pixels = made.pixel_array
+    assert pixels.shape[0] > 700 and pixels.shape[2] == 3
+    assert (pixels[-80:] == 255).all(axis=2).any(), "white letters below the film"
+    for picture in drawn.pictures.values():
+        assert b"ID-7" not in (tmp_path / picture).read_bytes()
+
+
+def test_a_film_whose_tags_are_lost_is_noted_and_ends_nothing(tmp_path: Path) -> None:
+    dicom_film(tmp_path / "film.dcm")
+    (tmp_path / "film.dcm").unlink()
+    one = drawing(tmp_path / "film.dcm", np.full((4, 4), 5.0, np.float32), kind="dicom")
+    drawn = Painter(tmp_path, SCALE, "squash", "ab", dicom=True)(one)
+    assert "overlay" in drawn.pictures and "no DICOM overlay" in drawn.notes[0]
+
+
+def test_the_caption_fits_narrow_and_wide_films() -> None:
+    for shape in ((512, 200, 3), (100, 512, 3)):
+        page = captioned(Image.fromarray(np.zeros(shape, np.uint8)), SCALE)
+        assert page.shape[1] >= 420 and page.dtype == np.uint8
