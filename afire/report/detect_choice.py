@@ -13,7 +13,7 @@ from afire._version import __version__
 from afire.files import write_text
 from afire.report.task_tables import markdown_table
 from afire.report.words import DISCLAIMER, number
-from afire.tasks.detect.choose import NEVER_CHOSEN, Choice
+from afire.tasks.detect.choose import GAIN, NEVER_CHOSEN, Choice
 from afire.tasks.detect.detector import Detector
 from afire.tasks.detect.scores import SCORES
 
@@ -99,8 +99,9 @@ def rule(choice: Choice) -> str:
     if choice.asked:
         return ""
     return (
-        "The rule: the highest AUC, mean over the kinds of lesions; another score joins, with equal weight in sd of "
-        "normals, only where that mean gains at least 0.005. No film with a finding was looked at."
+        "The rule: of the scores that rise with every kind of lesion, the one with the highest AUC, mean over the "
+        f"kinds; another joins, with equal weight in sd of normals, only where that mean gains at least {GAIN:g}. "
+        "No film with a finding was looked at."
     )
 
 

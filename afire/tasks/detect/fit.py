@@ -23,6 +23,7 @@ from afire.lesions import synthesize_keyed
 from afire.model import AFiRe
 from afire.progress import progress
 from afire.task_config import DetectConfig
+from afire.tasks.backbone import pick_device
 from afire.tasks.detect import choose as choosing
 from afire.tasks.detect.calibration import Calibration
 from afire.tasks.detect.detector import SETTINGS, Detector, HeatScale, heat_scale
@@ -82,7 +83,10 @@ def fit_detector(task: FitTask) -> Detector:
     )
     _check(task, parts)
     notes = list(_seen_before(task, parts))
-    detector = calibrate(settle(_adapt(task, parts)), task.films, parts, task.settings)
+    device = pick_device(task.device)
+    # The Gaussians need double precision, which Apple's GPUs do not have.
+    model = settle(_adapt(task, parts)).to("cpu" if device.type == "mps" else device)
+    detector = calibrate(model, task.films, parts, task.settings)
     notes += choosing.warnings(detector.choice)
     for note in notes:
         logger.warning("%s", note)
@@ -239,11 +243,12 @@ def _fit(model: AFiRe, films: Films, rows: Rows) -> tuple[Fitted, Domain]:
 def _choose(detector: Detector, films: Films, rows: Rows, settings: DetectConfig) -> choosing.Choice:
     normal: dict[str, list[NDArray[np.float64]]] = {}
     lesioned: dict[str, dict[str, list[NDArray[np.float64]]]] = {kind: {} for kind in choosing.KINDS}
+    views = min(-(-choosing.DRAWN // len(rows)), 16)
     for start, images in _numbered(films, rows):
         _collect(normal, detector, images)
         indices = rows[start : start + len(images)].tolist()
         for number, (kind, config) in enumerate(choosing.KINDS.items()):
-            drawn = _draw(images, config, settings.seed, number, indices)
+            drawn = _draw(images, config.model_copy(update={"views": views}), settings.seed, number, indices)
             _collect(lesioned[kind], detector, drawn)
     joined = {kind: _join(scores) for kind, scores in lesioned.items()}
     return choosing.choose(_join(normal), joined, asked_scores(settings.score))
