@@ -50,6 +50,20 @@ def test_an_upside_down_score_does_not_join_by_taking_away_what_it_shares() -> N
     assert choose(normal, lesioned, ["gaussian", "surprise"]).mean_auc > choose(normal, lesioned).mean_auc + 0.05
 
 
+def test_a_score_that_falls_with_one_kind_is_not_chosen_for_the_others() -> None:
+    normal, lesioned = planted(lesion=3.0, gaussian=0.6)
+    lesioned["haze"]["lesion"] = normal["lesion"] - 0.5
+    choice = choose(normal, lesioned)
+    assert np.mean(list(choice.table["lesion"].values())) > np.mean(list(choice.table["gaussian"].values()))
+    assert choice.name == "gaussian"
+
+
+def test_where_none_rises_with_every_kind_the_closest_is_taken_and_warned_of() -> None:
+    normal, lesioned = planted(gaussian=-0.2, surprise=-2.0)
+    choice = choose(normal, lesioned)
+    assert choice.name == "gaussian" and any("upside down" in sentence for sentence in warnings(choice))
+
+
 def test_asked_scores_are_taken_and_warned_of() -> None:
     normal, lesioned = planted(restoration=-2.0, gaussian=1.0)
     choice = choose(normal, lesioned, ["restoration"])
