@@ -34,6 +34,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Pages link to the notebook, which a code host shows as it is; on the site the same link leads to its page."""
+    return markdown if page.file.src_uri == NOTEBOOK_PAGE else markdown.replace(f"]({NOTEBOOK})", f"]({NOTEBOOK_PAGE})")
+
+
 def settings_page() -> str:
     """Every setting with its default and meaning, from the one place that holds them."""
     parts = [
@@ -91,7 +96,7 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
     parts = re.split(r'<h[1-4][^>]*\bid="([^"]+)"[^>]*>(.*?)</h[1-4]>', content, flags=re.DOTALL)
     for anchor, heading, text in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         words = _plain(text).lower()[:_WORDS_KEPT]
-        name = _plain(re.sub(r'<a class="headerlink".*?</a>', "", heading, flags=re.DOTALL))
+        name = _plain(re.sub(r"<a [^>]*headerlink.*?</a>|<small.*?</small>", "", heading, flags=re.DOTALL))
         _index.append({"page": title, "title": name, "url": f"{page.url}#{anchor}", "text": words})
     return re.sub(r"<code>(-[\w-]+)</code>", r'<code class="word">\1</code>', content)  # no line ends inside --option
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -13,6 +15,12 @@ from afire.config import Config, Section
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@cache
+def cli() -> Any:
+    """The tree of commands; making it costs a second on a busy machine."""
+    return get_command(app)
 
 
 def names(page: Path) -> str:
@@ -32,7 +40,7 @@ def test_commands_exist(page: Path) -> None:
     blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
     in_blocks = re.findall(r"^(?:\$ )?(?:torchrun .*-m )?afire ((?:[a-z]+ ?)+)", blocks, re.MULTILINE)
     for line in in_blocks + re.findall(r"`afire ((?:[a-z]+ ?)+)", text):
-        command = get_command(app)
+        command = cli()
         for word in line.split():
             below = getattr(command, "commands", None)
             if below is None:
@@ -76,7 +84,7 @@ def test_every_command_is_in_the_readme() -> None:
         else:
             assert f"`{path}`" in readme, path
 
-    walk(get_command(app), "afire")
+    walk(cli(), "afire")
 
 
 def test_the_two_commands_stand_in_the_first_screen() -> None:
