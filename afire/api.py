@@ -74,6 +74,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
+        """Where the networks are."""
         return next(self.network.parameters()).device
 
     def to(self, device: str | torch.device) -> Model:

@@ -52,6 +52,7 @@ class PackSettings:
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Of the stored films."""
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 
 

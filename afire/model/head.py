@@ -58,6 +58,7 @@ class ClusterLayer(nn.Module):
         nn.init.normal_(self.weight, std=self.weight.shape[-1] ** -0.5, generator=generator)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Normalised features (B, L, F) -> logits (B, L, K)."""
         if self.weight.ndim == 3 and features.shape[1] != len(self.weight):
             raise UserError(
                 f"a per_position head of {len(self.weight)} positions cannot take {features.shape[1]} tokens;"

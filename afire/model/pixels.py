@@ -40,6 +40,7 @@ class Normalise(nn.Module):
         self.register_buffer("std", std.view(1, -1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Films (B, C, H, W) in [0, 1] -> what the encoder takes."""
         mean, std = self.statistics(images)
         return ((images - mean) / std).expand(-1, self.channels, -1, -1)
 

@@ -72,10 +72,12 @@ class Cell:
 
     @property
     def seed(self) -> int:
+        """Of pre-training and probe."""
         return self.config.seed
 
     @property
     def name(self) -> str:
+        """For lines and logs."""
         return f"{self.rows[0]}, seed {self.seed}"
 
     def state(self) -> str:

@@ -53,6 +53,7 @@ class Classifier(nn.Module):
             self.head.bias.copy_(torch.logit(torch.from_numpy(prior_C), eps=1e-3))
 
     def forward(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Films (B, 1, H, W) in [0, 1] -> logits (B, labels)."""
         tokens = self.encoder(self.normalise(films), generator)
         logits: Tensor = self.head(tokens[:, 1:].mean(dim=1))
         return logits

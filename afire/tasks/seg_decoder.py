@@ -71,6 +71,7 @@ class SegDecoder(nn.Module):
         self.logits = nn.Conv2d(widths[-1], 1, kernel_size=1)
 
     def forward(self, levels: Sequence[Tensor], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
+        """Tokens (B, 1 + L, D) of each depth -> logits of the mask at ``size``."""
         shallower = [reading(level, grid) for reading, level in zip(self.readings, levels[-2::-1], strict=True)]
         picture = self.deepest(levels[-1], grid)
         for number, stage in enumerate(self.stages):
@@ -101,6 +102,7 @@ class Segmenter(nn.Module):
         nn.init.constant_(self.decoder.logits.bias, float(torch.logit(torch.tensor(prior), eps=1e-4)))  # type: ignore[arg-type]
 
     def forward(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Films (B, 1, H, W) in [0, 1] -> logits of the mask at their size."""
         levels = self.encoder.levels(self.normalise(films), self.after, generator)
         height, width = films.shape[-2:]
         logits: Tensor = self.decoder(levels, grid_of(height, width, self.encoder.patch_size), (height, width))

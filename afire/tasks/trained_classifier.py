@@ -32,6 +32,7 @@ class TrainedClassifier:
 
     @property
     def image(self) -> ImageConfig:
+        """How its films are read."""
         return validate(self.result.config["image"], ImageConfig)
 
 

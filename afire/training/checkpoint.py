@@ -45,12 +45,15 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
+        """Steps done when it was saved."""
         return int(self.state["step"])
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
+        """The weights, by name."""
         return load_file(self.folder / MODEL)
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
+        """The optimizer's state, by name."""
         return load_file(self.folder / OPTIMIZER)
 
 

@@ -29,6 +29,7 @@ class Health:
     structure: float  # structure loss at the end of the epoch, nats (not a share)
 
     def as_dict(self) -> dict[str, float]:
+        """Every number by name, for the metrics file."""
         return asdict(self)
 
     def verdict(self) -> tuple[Colour, str]:

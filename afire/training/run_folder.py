@@ -40,6 +40,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
+        """Whether a run was begun here."""
         return (self.path / CONFIG).exists()
 
     def begin(self, config: Section, data: Mapping[str, Any], resume: bool, force: bool) -> Checkpoint | None:

@@ -29,6 +29,7 @@ class Schedules:
 
     @property
     def steps(self) -> int:
+        """Of the whole run."""
         return self.steps_per_epoch * self.training.epochs
 
     @property

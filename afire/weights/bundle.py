@@ -64,6 +64,7 @@ class Bundle:
         return self.folder / DETECTOR if (self.folder / DETECTOR).is_dir() else None
 
     def encoder_file(self, network: Network = "teacher") -> Path:
+        """The file of the teacher's or the student's encoder."""
         return part_file(self.folder, "encoder" if network == "teacher" else "student")
 
     def model(self) -> AFiRe:

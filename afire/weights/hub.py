@@ -38,6 +38,7 @@ def is_hub_name(weights: str | Path) -> bool:
 
 
 def parse_hub_name(weights: str | Path) -> HubName:
+    """``hf://owner/name`` or ``hf://owner/name@revision`` in its parts."""
     found = _NAME.fullmatch(str(weights))
     if found is None:
         raise UserError(f"{weights} is not hf://owner/name or hf://owner/name@revision.")

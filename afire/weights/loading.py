@@ -26,6 +26,7 @@ class LoadReport:
     changed: list[str]  # loaded after a change of shape, with the reason
 
     def sentence(self) -> str:
+        """What was loaded, missing and not used, for people."""
         parts = [f"{len(self.loaded)} tensors loaded ({self.layout} layout)"]
         parts += [f"{len(self.missing)} missing ({', '.join(self.missing[:3])})"] if self.missing else []
         parts += [f"{len(self.unexpected)} not used ({', '.join(self.unexpected[:3])})"] if self.unexpected else []

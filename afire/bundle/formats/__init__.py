@@ -32,6 +32,7 @@ class Format:
     """The extra of afire that brings them."""
 
     def require_writer(self) -> None:
+        """Refuse, with the extra to install, where a package is missing."""
         absent = missing(self.needs_to_write)
         if absent:
             raise UserError(

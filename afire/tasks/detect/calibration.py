@@ -24,6 +24,7 @@ class Calibration:
 
     @classmethod
     def of(cls, scores: ArrayLike) -> Calibration:
+        """From the scores (N,) of held-out normal films."""
         found = np.sort(np.asarray(scores, np.float64))
         if len(found) == 0 or not np.isfinite(found).all():
             raise UserError("calibration needs finite scores of at least one normal film.")

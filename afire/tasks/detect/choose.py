@@ -65,6 +65,7 @@ class Choice:
 
     @property
     def name(self) -> str:
+        """The scores it adds, as in ``surprise + gaussian``."""
         return " + ".join(component.name for component in self.components)
 
     def __call__(self, scores: Scores) -> Floats:

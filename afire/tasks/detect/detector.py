@@ -79,10 +79,12 @@ class Detector:
 
     @property
     def config(self) -> Config:
+        """Settings of the networks."""
         return self.model.config
 
     @property
     def device(self) -> torch.device:
+        """Where the networks are."""
         return next(self.model.parameters()).device
 
     @property
@@ -91,6 +93,7 @@ class Detector:
         return self.calibration.threshold(self.false_alarms)
 
     def to(self, device: torch.device | str) -> Detector:
+        """Move to a device; the same detector."""
         place = torch.device(device)
         self.model.to(place)
         standards = {

@@ -77,13 +77,16 @@ class Domain:
         return []
 
     def tensors(self) -> dict[str, Tensor]:
+        """What is kept of it in a tensor file."""
         return {"typical": self.typical}
 
     def settings(self) -> dict[str, Any]:
+        """What is kept of it as JSON."""
         return {"least_likeness": self.least_likeness, "most_gain": self.most_gain}
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Domain:
+        """From what :meth:`tensors` and :meth:`settings` gave."""
         return cls(tensors["typical"], float(settings["least_likeness"]), float(settings.get("most_gain", TURNED[0])))
 
 
