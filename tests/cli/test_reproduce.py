@@ -29,7 +29,7 @@ def checkpoints(out: Path) -> int:
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "afire", *arguments(out, "fig-restore", "--set", "training.epochs=60")]
+    words = [sys.executable, "-m", "afire", *arguments(out, "fig-restore", "--set", "training.epochs=20")]
     process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 240
     while not checkpoints(out):
@@ -53,9 +53,6 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     assert "81,117 normal films of MIMIC-CXR-JPG" in page and "epochs 800" in page
     assert "afire pretrain --data" in page
     assert "protocol differences" in again.stdout
-
-    other = subprocess.run([*words, "--set", "training.epochs=3"], env=ENVIRONMENT, capture_output=True, text=True)
-    assert other.returncode == 2 and "choose another --out" in other.stderr
 
 
 def test_the_plan_of_everything_runs_nothing(tmp_path: Path) -> None:
