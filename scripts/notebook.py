@@ -49,7 +49,7 @@ def run_notebook(notebook: dict[str, Any]) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     cells = []
     home = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context():
         os.chdir(folder)
         try:
             for number, cell in enumerate(notebook["cells"], 1):
