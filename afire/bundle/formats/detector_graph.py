@@ -49,7 +49,7 @@ class DetectorGraph(Graph):
         raw = raw_maps(self.model, evidence, gaussian, standards.get("student_surprise"), wanted)
         standard = standardised(raw, standards)
         scores = film_scores(raw, standard, [one.name for one in components])
-        score = torch.stack([(scores[one.name] - one.mean) / one.sd for one in components]).mean(dim=0)
+        score = torch.stack([(scores[one.name] - one.centre) / one.spread for one in components]).mean(dim=0)
         as_high = (self.calibration[None] >= score[:, None]).sum(dim=1)
         p_value = (1 + as_high) / (1 + self.calibration.shape[0])
         heat = torch.stack([standard[SCORES[one.name].map] for one in components]).mean(dim=0)

@@ -2,7 +2,7 @@
 
 The kinds differ in texture, size, place and strength, and most are unlike the lesions of pre-training, so that a score
 is not chosen for having learnt one kind by heart. Only scores that rise with every kind are looked at; of these the
-one with the highest mean AUC over the kinds is taken. A second or third is added, with equal weight and in sd of
+one with the highest mean AUC over the kinds is taken. A second or third is added, with equal weight in the spread of
 normals, only where the mean AUC gains enough.
 """
 
@@ -45,11 +45,15 @@ NEVER_CHOSEN = ("paper",)  # a direction that is known to be wrong is shown, and
 
 @dataclass(frozen=True)
 class Component:
-    """A score within a combination, brought to mean 0 and sd 1 on normals."""
+    """A score within a combination, brought to the middle and the spread of normals.
+
+    Median, and half the range that holds 68 % of them (an sd where they are Gaussian): one odd normal film would
+    stretch a plain sd so far that the score no longer counts beside the others.
+    """
 
     name: str
-    mean: float
-    sd: float
+    centre: float
+    spread: float
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,13 @@ class Choice:
         return " + ".join(component.name for component in self.components)
 
     def __call__(self, scores: Scores) -> Floats:
-        """The film's score (N,): the mean of its components in sd of normals."""
+        """The film's score (N,): the mean of its components in the spread of normals."""
         return combine(scores, self.components)
 
 
 def combine(scores: Scores, components: Sequence[Component]) -> Floats:
-    """Mean of the components (N,), each in sd of normals."""
-    parts = [(np.asarray(scores[one.name], np.float64) - one.mean) / one.sd for one in components]
+    """Mean of the components (N,), each in the spread of normals."""
+    parts = [(np.asarray(scores[one.name], np.float64) - one.centre) / one.spread for one in components]
     joined: Floats = np.mean(parts, axis=0)
     return joined
 
@@ -138,7 +142,7 @@ def warnings(choice: Choice) -> Iterator[str]:
 def choice_to_json(choice: Choice) -> dict[str, Any]:
     return {
         "score": choice.name,
-        "components": [{"name": one.name, "mean": one.mean, "sd": one.sd} for one in choice.components],
+        "components": [{"name": one.name, "centre": one.centre, "spread": one.spread} for one in choice.components],
         "mean_auc": choice.mean_auc,
         "auc_by_kind": choice.table,
         "steps": list(choice.steps),
@@ -148,7 +152,9 @@ def choice_to_json(choice: Choice) -> dict[str, Any]:
 
 
 def choice_from_json(raw: Mapping[str, Any]) -> Choice:
-    components = tuple(Component(str(one["name"]), float(one["mean"]), float(one["sd"])) for one in raw["components"])
+    components = tuple(
+        Component(str(one["name"]), float(one["centre"]), float(one["spread"])) for one in raw["components"]
+    )
     unknown = [one.name for one in components if one.name not in SCORES]
     if unknown:
         raise UserError(f"this detector uses the score {unknown[0]!r}, which this version of afire does not know.")
@@ -177,7 +183,8 @@ def _taken(
 
 def _component(normal: Scores, name: str) -> Component:
     values = np.asarray(normal[name], np.float64)
-    return Component(name, float(values.mean()), max(float(values.std()), 1e-12))
+    low, middle, high = np.percentile(values, [16, 50, 84])
+    return Component(name, float(middle), max(float(high - low) / 2, 1e-12))
 
 
 def _separations(normal: Scores, lesioned: Mapping[str, Scores], one: Component) -> dict[str, float]:

@@ -74,13 +74,24 @@ def test_asked_scores_are_taken_and_warned_of() -> None:
         choose(normal, lesioned, ["lesion"])
 
 
-def test_the_mean_of_components_in_sd_of_normals() -> None:
+def test_one_odd_normal_film_does_not_silence_a_score() -> None:
+    normal, lesioned = planted(gaussian=1.0, surprise=1.0)
+    before = choose(normal, lesioned)
+    normal["gaussian"][7] = 1e4
+    after = choose(normal, lesioned)
+    assert after.name == before.name and after.mean_auc == pytest.approx(before.mean_auc, abs=0.005)
+
+
+def test_the_mean_of_components_in_the_spread_of_normals() -> None:
     normal, lesioned = planted(gaussian=1.0, surprise=1.0)
     normal = {name: 100 * values + 7 for name, values in normal.items()}
     lesioned = {kind: {n: 100 * v + 7 for n, v in row.items()} for kind, row in lesioned.items()}
     choice = choose(normal, lesioned, ["gaussian", "surprise"])
     joined = choice(normal)
-    assert joined.mean() == pytest.approx(0, abs=1e-9) and joined.std() == pytest.approx(np.sqrt(0.5), abs=0.05)
+    assert joined.mean() == pytest.approx(0, abs=0.1) and joined.std() == pytest.approx(np.sqrt(0.5), abs=0.07)
+    assert choice({name: values / 100 for name, values in normal.items()}).std() < 0.1, "units count"
+    one = choose(normal, lesioned, ["gaussian"])
+    assert np.median(one(normal)) == pytest.approx(0, abs=1e-9)
 
 
 def test_json_round_trip() -> None:
