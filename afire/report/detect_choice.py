@@ -100,8 +100,8 @@ def rule(choice: Choice) -> str:
         return ""
     return (
         "The rule: of the scores that rise with every kind of lesion, the one with the highest AUC, mean over the "
-        f"kinds; another joins, with equal weight in the spread of normals, only where that mean gains at least {GAIN:g}. "
-        "No film with a finding was looked at."
+        "kinds; another joins, with equal weight in the spread of normals, only where that mean gains at least "
+        f"{GAIN:g}. No film with a finding was looked at."
     )
 
 
