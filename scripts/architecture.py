@@ -143,7 +143,7 @@ def use(axes: Axes) -> None:
 
 
 def main() -> None:
-    figure = plt.figure(figsize=(14, 7.6), dpi=110)
+    figure = plt.figure(figsize=(11.2, 6.08), dpi=140)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, 14)
     axes.set_ylim(0, 7.6)
