@@ -22,13 +22,21 @@ afire lesions preview --data "$out/phantom/manifest.parquet" --size 224 --out "$
 say "7. Pre-train the tiny preset on the normal training films"
 if [ -e "$out/run/config.yaml" ]; then resume=--resume; else resume=; fi
 # shellcheck disable=SC2086  # empty or one word
-afire pretrain --data "$out/pack" --out "$out/run" --preset tiny --set image.size=128 \
+afire pretrain --data "$out/pack" --split "$out/splits/split.json" --out "$out/run" --preset tiny --set image.size=128 \
   --set training.epochs="$epochs" --set run.picture_epochs="$epochs" $resume
 say "8. What the representation is worth beside random weights (a tiny network and minutes: do not expect much)"
 afire probe --weights random --preset tiny --set image.size=128 --data "$out/pack" \
   --split "$out/splits/split.json" --out "$out/probe-random" --force --quiet
 afire probe --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" --out "$out/probe" --force
 afire compare "$out/probe-random" "$out/probe"
+say "9. A detector from the normal films alone: adapted, its score chosen on drawn lesions, calibrated on held-out normals"
+if [ ! -e "$out/detector/detector.json" ]; then
+  afire detect fit --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" --out "$out/detector" \
+    --set adapt.epochs=3 --set false_alarms=0.1
+fi
+say "10. Films that nobody has seen, some with findings: score, p-value, region, heatmap, restored film"
+afire data phantom --count 60 --size 224 --seed 1 --out "$out/new"
+afire detect run "$out/new/images" --model "$out/detector" --out "$out/detect" --force
 say "Done. Look at:"
 printf '  %s\n' "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/run/pictures" "$out/probe/result.md" \
-  "$out/audit/audit.html"
+  "$out/audit/audit.html" "$out/detect/report.html"

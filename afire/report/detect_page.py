@@ -23,13 +23,12 @@ from afire._version import __version__
 from afire.files import write_text
 from afire.processes import usable_cores
 from afire.progress import track
-from afire.report.detect_pictures import DIFFERENCE_TOP, css_gradient, difference_colours, heat_on_grey
+from afire.report.detect_pictures import DIFFERENCE_TOP, MOST_ON_PAGE, css_gradient, difference_colours, heat_on_grey
 from afire.tasks.detect.detector import DISCLAIMER, Detector
 from afire.tasks.detect.findings import OUT_OF_DOMAIN, SCORED, UNREADABLE, FilmResult, Rule, counts, ranked
 from afire.tasks.detect.regions import SIDES
 from afire.tasks.detect.run import PAGE
 
-MOST_EMBEDDED = 500  # with more films, the page has thumbnails and links to the pictures beside it
 MOST_ROWS = 5000  # of each kind; the rest is in results.csv
 _THUMB, _FILM = 96, 448  # longest sides
 _CHART_WIDTH, _CHART_HEIGHT, _BINS = 760, 84, 60
@@ -79,7 +78,7 @@ def render_detect_page(
     script = (templates / "detect.js").read_text(encoding="utf-8")
     in_order = ranked(results)
     shown = [one for status in (SCORED, OUT_OF_DOMAIN, UNREADABLE) for one in _of(in_order, status)[:MOST_ROWS]]
-    embed = len(shown) <= MOST_EMBEDDED
+    embed = len(results) <= MOST_ON_PAGE  # with more, thumbnails and links to the pictures beside it
     rows = _rows(out, shown, rule, embed)
     return environment.get_template("detect.html").render(
         version=__version__,

@@ -24,11 +24,12 @@ from afire.tasks.detect.run import Drawing, Drawn
 
 FOLDER, DICOM_FOLDER, LEGEND = "pictures", "dicom", "legend.png"
 DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
+MOST_ON_PAGE = 500  # films that the page shows large; it takes the film and its heat apart for these alone
 _PER_FOLDER = 1000
 _LEVELS = 256
 _OPACITY = 0.8  # of the heat at the top of the scale
 _LEGEND_GREY = 90
-_HEAT_SIDE = 192  # longest side of the transparent heat: it is smooth, and the page enlarges it
+_HEAT_SIDE = 128  # longest side of the transparent heat: it is smooth, and the page enlarges it
 _CAPTURE_SIDE = 768  # longest side of the picture in a DICOM file, at least
 _WARNING = "AFIRE HEATMAP - RESEARCH SOFTWARE, NOT A MEDICAL DEVICE"
 
@@ -41,7 +42,7 @@ class Painter:
     """Draws films for :func:`afire.tasks.detect.run.run_detector`; several threads may call it at once.
 
     ``out`` is the results' folder. With ``dicom`` every film that is a DICOM file also gets a Secondary Capture, which
-    names the ``model_hash``.
+    names the ``model_hash``. The first ``on_page`` films also get what the page needs to show them large.
     """
 
     out: Path
@@ -49,17 +50,23 @@ class Painter:
     fit: FitMode
     model_hash: str
     dicom: bool = False
+    on_page: int = MOST_ON_PAGE
 
     def __call__(self, drawing: Drawing) -> Drawn:
         film = drawing.film
         assert film.shown is not None
         shape = film.shown.shape[0], film.shown.shape[1]
-        images = {"film": ("jpg", Image.fromarray(film.shown))}
+        shows_large = film.number < self.on_page
+        images: dict[str, tuple[str, Image.Image]] = {}
+        if shows_large or drawing.heat is None:
+            images["film"] = ("jpg", Image.fromarray(film.shown))
         notes: tuple[str, ...] = ()
         if drawing.heat is not None:
             heat = self.levels(drawing.heat, shape)
             overlay = laid_over(film.shown, heat)
-            images |= {"heat": ("png", transparent(heat)), "overlay": ("jpg", overlay)}
+            images["overlay"] = ("jpg", overlay)
+            if shows_large:
+                images["heat"] = ("png", transparent(heat))
             if self.dicom and film.info.kind == "dicom":
                 notes = self._capture(drawing, overlay)
         if drawing.restored is not None:
@@ -167,9 +174,10 @@ def difference_colours() -> Bytes:
     return np.rint(mixed).astype(np.uint8)
 
 
+@lru_cache(maxsize=1)
 def _opacity() -> Bytes:
     """(256,): nothing below the scale, then soon enough to see a weak finding."""
-    opacity: Bytes = np.rint(255 * _OPACITY * np.linspace(0, 1, _LEVELS) ** 0.6).astype(np.uint8)
+    opacity: Bytes = np.rint(255 * _OPACITY * np.linspace(0, 1, _LEVELS) ** 0.5).astype(np.uint8)
     return opacity
 
 

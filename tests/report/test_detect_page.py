@@ -132,7 +132,7 @@ def test_many_films_have_thumbnails_and_links(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(detect_page, "MOST_EMBEDDED", 5)
+    monkeypatch.setattr(detect_page, "MOST_ON_PAGE", 5)
     monkeypatch.setattr(detect_page, "MOST_ROWS", 6)
     text = render_detect_page(tmp_path, make_results(detector, tmp_path), rule_of(detector), detector, MODEL)
     assert 'id="viewer"' not in text and "And 2 more films in results.csv" in text

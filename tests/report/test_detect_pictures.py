@@ -55,6 +55,14 @@ def test_every_picture_is_written_and_has_the_films_proportions(tmp_path: Path) 
     assert 0 < heat.getpixel((15, 20))[3] < 255
 
 
+def test_films_that_the_page_cannot_show_large_have_fewer_files(tmp_path: Path) -> None:
+    one = drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32))
+    drawn = Painter(tmp_path, SCALE, "squash", "ab", on_page=one.film.number)(one)
+    assert set(drawn.pictures) == {"overlay", "restored", "difference"}
+    outside = Painter(tmp_path, SCALE, "squash", "ab", on_page=0)(Drawing(one.film, one.result, None, None))
+    assert set(outside.pictures) == {"film"}, "its thumbnail is drawn from it"
+
+
 def test_a_film_out_of_domain_is_shown_without_heat(tmp_path: Path) -> None:
     one = drawing(tmp_path / "a.png", np.zeros((4, 4), np.float32))
     drawn = Painter(tmp_path, SCALE, "squash", "ab")(Drawing(one.film, one.result, None, None))

@@ -132,6 +132,10 @@ if (viewer) {
       draw();
     }
   });
+  const base = document.getElementById("base");
+  base.addEventListener("load", () => {
+    document.getElementById("stage").style.setProperty("--ratio", base.naturalWidth / base.naturalHeight);
+  });
   const first = Array.from(document.querySelectorAll("tr.film")).find((row) => films[row.dataset.id]);
   if (first) show(first);
 }

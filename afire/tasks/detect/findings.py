@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -109,7 +109,7 @@ def shown_name(path: str) -> str:
 
 def to_line(result: FilmResult) -> str:
     """A line of the journal."""
-    return json.dumps(asdict(result), allow_nan=False) + "\n"
+    return json.dumps(vars(result), allow_nan=False) + "\n"
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], list[FilmResult]]:
