@@ -78,7 +78,7 @@ def bare_passes(detector: Detector, images: torch.Tensor) -> Callable[[], None]:
 
     @torch.inference_mode()
     def passes() -> None:
-        for films in images.split(BATCH):
+        for films in torch.split(images, BATCH):
             evidence = look(model, films.expand(-1, model.config.image.channels, -1, -1))
             assert evidence.tokens is not None and evidence.student_surprise is not None
             evidence.behind(suspicious(standard(evidence.student_surprise)))
