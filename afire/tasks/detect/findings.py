@@ -86,7 +86,9 @@ def rule_of(detector: Detector, threshold: float | None = None, false_alarms: fl
         if not np.isfinite(threshold):
             raise UserError(f"--threshold {threshold} is not a finite score.")
         rate = float(calibration.p_values(threshold))
-        words = f"score of at least {threshold:g}, your own threshold; at most {rate:.1%} of normal films reach it"
+        words = (
+            f"score of at least {threshold:g}, your own threshold; at most {_percent(rate)} of normal films reach it"
+        )
         return Rule(threshold, rate, f"{words}, judged by {films}", calibration)
     rate = detector.false_alarms if false_alarms is None else false_alarms
     if not 0 < rate < 1:
@@ -98,8 +100,13 @@ def rule_of(detector: Detector, threshold: float | None = None, false_alarms: fl
         )
     found = calibration.threshold(rate)
     whose = "the detector's own rate" if false_alarms is None else "your own rate"
-    words = f"p-value of at most {rate:g} ({whose}), that is a score of at least {found:.3g}; at most {rate:.1%} of "
-    return Rule(found, rate, f"{words}normal films alarm, judged by {films}", calibration)
+    words = f"p-value of at most {rate:g} ({whose}), that is a score of at least {found:.3g}"
+    words = f"{words}; at most {_percent(rate)} of normal films alarm, judged by {films}"
+    return Rule(found, rate, words, calibration)
+
+
+def _percent(rate: float) -> str:
+    return f"{100 * rate:.3g} %"
 
 
 def shown_name(path: str) -> str:

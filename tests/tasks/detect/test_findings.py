@@ -56,7 +56,7 @@ def test_own_thresholds_are_stated(detector: Detector) -> None:
     assert own.threshold == 1.5 and "your own threshold" in own.words
     assert own.false_alarms == pytest.approx(float(detector.calibration.p_values(1.5)))
     rate = rule_of(detector, false_alarms=0.5)
-    assert rate.threshold == detector.calibration.threshold(0.5) and "50.0%" in rate.words
+    assert rate.threshold == detector.calibration.threshold(0.5) and "50 %" in rate.words
     for threshold, false_alarms in ((1.0, 0.5), (float("nan"), None), (None, 0.0), (None, 1e-6)):
         with pytest.raises(UserError):
             rule_of(detector, threshold, false_alarms)
