@@ -177,13 +177,16 @@ def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     scale, total = request.scale, sum(outcome.seconds.values())
     percents = " / ".join(f"{percent:g}" for percent in scale.fractions)
     protocol = {"paper": "the paper's", "quick": "scaled down (--quick)", "phantom": "shortened, for drawn films"}
-    return {
+    facts = {
         "films": request.dataset.title,
         "protocol": f"{protocol[scale.name]}; preset `{scale.preset}`",
         "repeated over": f"seeds {', '.join(map(str, scale.seeds))}; labelling ratios {percents} %; "
         f"{scale.folds or 'no'} folds",
         "steps": f"{len(outcome.seconds)} finished, {len(outcome.failed)} failed; {format_seconds(total)} in all",
     }
+    if request.dataset.name == "phantom":
+        facts["meaning"] = "a tiny network and minutes: it shows that everything runs, not what the method is worth"
+    return facts
 
 
 def _show(screen: Console, report: TargetReport) -> None:

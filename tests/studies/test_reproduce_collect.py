@@ -80,7 +80,7 @@ def test_transfer(request_: Request, tmp_path: Path) -> None:
     write_result(tmp_path / "finetune-folds", folds, pd.DataFrame())
     found = report(request_, "table2")
     (block,) = found.blocks
-    assert list(block.columns.values()) == ["1 %", "10 %", "100 %", "2 folds"]
+    assert list(block.columns.values()) == ["1 %", "10 %", "100 %", "folds (5; 2)"]
     ours = block.rows[0]
     assert ours.paper == pytest.approx({"1": 0.632, "10": 0.761, "100": 0.832, "folds": 0.845})
     assert ours.ours["1"].mean == pytest.approx(0.62) and ours.ours["folds"].mean == pytest.approx(0.85)

@@ -14,7 +14,7 @@ from afire.studies.ablate_rows import TABLES as ABLATION_TABLES
 from afire.studies.reproduce import protocol as differences
 from afire.studies.reproduce.plan import FIGURES, TABLES, Request, plan, run_of
 from afire.studies.reproduce.protocol import Difference
-from afire.studies.reproduce.published import OURS, Column, column
+from afire.studies.reproduce.published import OURS, Column, column, protocol
 from afire.studies.reproduce.run import Outcome
 from afire.studies.reproduce.sets import TITLES, Target
 from afire.tasks.results import Estimate, Result, read_result
@@ -176,7 +176,9 @@ def _transfer_block(
     task: str, metrics: Mapping[str, str], ratios: Mapping[float, Result], folds: Result | None, theirs: Column | None
 ) -> Block:
     columns = {f"{100 * share:g}": f"{100 * share:g} %" for share in ratios}
-    columns |= {_FOLDS: f"{len({run.fold for run in folds.runs})} folds"} if folds is not None else {}
+    if folds is not None:
+        ours, paper = len({run.fold for run in folds.runs}), int(protocol()["folds"])
+        columns[_FOLDS] = f"{ours} folds" if ours == paper else f"folds ({paper}; {ours})"
     published = dict(theirs.rows) if theirs is not None else {}
     own = published.pop(OURS, {})
     rows = []
