@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait as wait_for_end
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -16,13 +18,14 @@ def in_processes(work: Callable[..., T], jobs: Iterable[tuple[Any, ...]], proces
     """``work(*job)`` of each job as it finishes, in any order, with at most two jobs per process waiting.
 
     One process or fewer is this one. Otherwise workers are spawned: a fork of a process that has started threads (BLAS,
-    a progress bar) may deadlock. A worker that dies raises ``BrokenProcessPool``.
+    a progress bar) may deadlock. A worker that dies raises ``BrokenProcessPool``; workers end when this process does,
+    also when it is killed.
     """
     if processes <= 1:
         for job in jobs:
             yield work(*job)
         return
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=leave_ctrl_c)
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=follow_parent)
     running: set[Future[T]] = set()
     try:
         for job in jobs:
@@ -37,9 +40,20 @@ def in_processes(work: Callable[..., T], jobs: Iterable[tuple[Any, ...]], proces
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def leave_ctrl_c() -> None:
-    """For a worker: Ctrl-C is for the parent, which then stops its workers."""
+def follow_parent() -> None:
+    """For a worker: Ctrl-C is for the parent, which then stops its workers; the end of the parent is its own.
+
+    A killed parent cannot tell its workers: they hold both ends of the queue they wait at, and would wait for ever.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_after(sentinel: int) -> None:
+    wait_for_end([sentinel])
+    os._exit(1)  # at once: what the parent wanted of this process, nobody will read
 
 
 def usable_cores() -> int:

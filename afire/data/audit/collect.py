@@ -17,7 +17,7 @@ from afire.data.audit.cache import MeasurementCache
 from afire.data.audit.measure import Measurement, measure_film
 from afire.data.manifest import Manifest
 from afire.errors import UserError
-from afire.processes import leave_ctrl_c
+from afire.processes import follow_parent
 from afire.progress import progress
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def _in_parallel(
     jobs: Sequence[Job], workers: int, chunk: int, measure: Callable[[Path, str], Measurement]
 ) -> Iterator[tuple[Measurement, Job]]:
     # spawn: a fork of a process that has started threads (BLAS, progress bar) may deadlock
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=leave_ctrl_c)
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=follow_parent)
     upcoming = iter([jobs[start : start + chunk] for start in range(0, len(jobs), chunk)])
     waiting: dict[Future[list[Measurement]], Sequence[Job]] = {}
     try:
