@@ -18,6 +18,13 @@ def split(
     test: Annotated[
         float | None, typer.Option(help="Draw a test part of this share by patient instead of using the official one.")
     ] = None,
+    development: Annotated[
+        bool,
+        typer.Option(
+            "--development",
+            help="Draw all parts from the official training films, to choose settings by; --test is then 0.25.",
+        ),
+    ] = False,
     fractions: Annotated[str, typer.Option(help="Label fractions in percent, nested.")] = "100",
     folds: Annotated[int, typer.Option(help="Grouped k-fold over all films instead of one split; 0 = off.")] = 0,
     seed: Seed = 0,
@@ -32,15 +39,26 @@ def split(
 
     from afire.cli.options import console
     from afire.data.dataset import open_manifest
-    from afire.data.splits import fold_splits, fraction_of, official_split, random_split, write_split
+    from afire.data.splits import (
+        development_split,
+        fold_splits,
+        fraction_of,
+        official_split,
+        random_split,
+        write_split,
+    )
     from afire.errors import UserError
 
     if folds and test is not None:
         raise UserError("--folds and --test exclude each other: every fold brings its own test part.")
+    if folds and development:
+        raise UserError("--folds and --development exclude each other: folds go over all films.")
     manifest = open_manifest(data, root)
     percents = _percents(fractions)
     if folds:
         bases = {f"fold-{i}": base for i, base in enumerate(fold_splits(manifest, folds, val, seed))}
+    elif development:
+        bases = {"development": development_split(manifest, val, 0.25 if test is None else test, seed)}
     elif test is not None:
         bases = {"split": random_split(manifest, val, test, seed)}
     else:

@@ -86,6 +86,30 @@ def random_split(manifest: Manifest, val_share: float = 0.1, test_share: float =
     return make_split(manifest, {"train": train, "val": val, "test": test}, "all", method)
 
 
+def development_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0) -> Split:
+    """Train, val and test drawn by patient from the official training part alone.
+
+    To choose settings by: the official test films are in no part of it, so nothing can be chosen on them.
+    """
+    _check_share(val_share, "validation")
+    _check_share(test_share, "test")
+    if val_share + test_share >= 1:
+        raise UserError(f"validation {val_share} and test {test_share} together leave nothing to train on.")
+    listed = manifest.table["split"]
+    if not (listed == "test").any() or not (listed == "train").any():
+        raise UserError(
+            "the manifest has no official training and test films; a development split keeps the official test films "
+            "out, so list them, or draw a split with --test alone."
+        )
+    _refuse_crossing_patients(manifest)
+    pool = _patients(manifest, listed.isin(["train", "val"]))
+    test, rest = _prefix(manifest, stratified_order(manifest, pool, seed, "development"), test_share, "listed")
+    order = stratified_order(manifest, rest, seed, purpose="val")
+    val, train = _prefix(manifest, order, val_share / (1 - test_share), "listed")
+    method = {"kind": "development", "val_share": val_share, "test_share": test_share, "seed": seed}
+    return make_split(manifest, {"train": train, "val": val, "test": test}, "listed", method)
+
+
 def fold_splits(manifest: Manifest, folds: int, val_share: float = 0.1, seed: int = 0) -> list[Split]:
     """Grouped k-fold over all films: each patient is tested once; validation is carved from the other folds."""
     _check_share(val_share, "validation")

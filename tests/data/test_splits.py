@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.splits import (
     Split,
+    development_split,
     fold_splits,
     fraction_of,
     make_split,
@@ -104,6 +105,20 @@ def test_official_lists_are_kept_and_validation_comes_from_train() -> None:
     assert set(listed[rows["test"]]) == {"test"} and len(rows["test"]) == (listed == "test").sum()
     assert set(listed[rows["val"]]) == {"train"} == set(listed[rows["train"]])
     assert len(rows["val"]) / (listed == "train").sum() == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_development_split_never_holds_an_official_test_film() -> None:
+    manifest = films(80, official=True)
+    split = development_split(manifest, val_share=0.1, test_share=0.25, seed=3)
+    parts = split.rows(manifest)
+    used = np.concatenate(list(parts.values()))
+    listed = manifest.table["split"].to_numpy()
+    assert set(listed[used]) <= {"train", "val"}
+    assert len(used) == len(set(used)) == (listed != "test").sum()
+    assert 0.15 < len(parts["test"]) / len(used) < 0.35 and len(parts["val"]) > 0
+    assert development_split(manifest, seed=4).hash != split.hash
+    with pytest.raises(UserError, match="no official training and test films"):
+        development_split(films(20))
 
 
 def test_films_without_an_official_split_are_left_out() -> None:
