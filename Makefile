@@ -29,8 +29,9 @@ lint: $(READY)
 demo: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(DEMO_FILMS) $(DEMO_EPOCHS)
 
+# docs/benchmarks.md, about ten minutes on an idle machine; BENCH="--only losses,step" measures some parts again.
 bench: $(READY)
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	$(BIN)/python benchmarks/page.py $(BENCH)
 
 # site/index.html opens from disk; a link or an anchor that leads nowhere is an error (not with --quiet, which hides them).
 docs: $(READY)

@@ -18,11 +18,13 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
+from figures import Figure, Findings, Table, digits
 from PIL import Image
-from timing import CLOCKS, interleaved, machine, median_ratio, report
+from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import load_config
 from afire.data.phantom import draw_film
@@ -86,6 +88,53 @@ def bare_passes(detector: Detector, images: torch.Tensor) -> Callable[[], None]:
     return passes
 
 
+def run(preset: str, size: int, films: int, side: int, repetitions: int, clock: Clock) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        large = draw_folder(folder / "films", films, side)
+        images = torch.from_numpy(np.stack([fit_square(one[0].numpy(), size) for one in large]))[:, None]
+        detector = random_detector(preset, size, images)
+        runs = {
+            "bare": bare_passes(detector, images),
+            "run": lambda: one_run(detector, folder, pictures=False),
+            "run with pictures": lambda: one_run(detector, folder, pictures=True),
+        }
+        interleaved(runs, 1)
+        times = interleaved(runs, repetitions, clock)
+    ratios = {name: median_ratio(times["bare"], times[name]) for name in ("run", "run with pictures")}
+    return {
+        "size": size,
+        "films": films,
+        **{f"{name}, films/s": round(films / median(taken), 1) for name, taken in times.items()},
+        **{f"{name} / bare": round(ratio, 3) for name, ratio in ratios.items()},
+        "goal": f"at least {GOAL:g}: {'met' if ratios['run with pictures'] >= GOAL else 'missed'} with pictures, "
+        f"{'met' if ratios['run'] >= GOAL else 'missed'} without",
+    }
+
+
+def one_run(detector: Detector, folder: Path, pictures: bool) -> None:
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    painter = Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0) if pictures else None
+    run_detector(RunTask(detector, "0" * 64, folder / "films", out, painter, batch=BATCH))
+
+
+def measure(quick: bool = False) -> Findings:
+    labels = {"small": "preset small, 128 px", "vit-b": "ViT-B, 224 px"}
+    figures: list[Figure] = []
+    rows: list[list[str]] = []
+    for name in ("small",) if quick else NETWORKS:
+        preset, size, films = NETWORKS[name]
+        found = run(preset, size, 16 if quick else films, 256, 1 if quick else 3, CLOCKS["wall"])
+        for kind in ("run", "run with pictures"):
+            words = f"films/s, `afire detect run`{kind[3:] or ' without pictures'} / bare forward, {labels[name]}"
+            figures.append(Figure(words, found[f"{kind} / bare"], "share", GOAL))
+        speeds = [digits(found[f"{kind}, films/s"]) for kind in ("bare", "run", "run with pictures")]
+        rows.append([labels[name], str(found["films"]), *speeds])
+    columns = ["network", "films", "bare, films/s", "run without pictures, films/s", "run with pictures, films/s"]
+    return Findings(figures, [Table("JPEG films of 256 px, batches of 32", columns, rows)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=[*NETWORKS, "both"], default="both")
@@ -103,40 +152,9 @@ def main() -> None:
     }
     for name in NETWORKS if options.network == "both" else [options.network]:
         preset, size, films = NETWORKS[name]
-        results[name] = measure(preset, size, options, options.films or films)
+        clock = CLOCKS[options.clock]
+        results[name] = run(preset, size, options.films or films, options.side, options.repetitions, clock)
     report(results, options.json)
-
-
-def measure(preset: str, size: int, options: argparse.Namespace, films: int) -> dict[str, object]:
-    clock = CLOCKS[options.clock]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        large = draw_folder(folder / "films", films, options.side)
-        images = torch.from_numpy(np.stack([fit_square(one[0].numpy(), size) for one in large]))[:, None]
-        detector = random_detector(preset, size, images)
-        runs = {
-            "bare": bare_passes(detector, images),
-            "run": lambda: one_run(detector, folder, pictures=False),
-            "run with pictures": lambda: one_run(detector, folder, pictures=True),
-        }
-        interleaved(runs, 1)
-        times = interleaved(runs, options.repetitions, clock)
-    ratios = {name: median_ratio(times["bare"], times[name]) for name in ("run", "run with pictures")}
-    return {
-        "size": size,
-        "films": films,
-        **{f"{name}, films/s": round(films / median(taken), 1) for name, taken in times.items()},
-        **{f"{name} / bare": round(ratio, 3) for name, ratio in ratios.items()},
-        "goal": f"at least {GOAL:g}: {'met' if ratios['run with pictures'] >= GOAL else 'missed'} with pictures, "
-        f"{'met' if ratios['run'] >= GOAL else 'missed'} without",
-    }
-
-
-def one_run(detector: Detector, folder: Path, pictures: bool) -> None:
-    out = folder / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    painter = Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0) if pictures else None
-    run_detector(RunTask(detector, "0" * 64, folder / "films", out, painter, batch=BATCH))
 
 
 if __name__ == "__main__":

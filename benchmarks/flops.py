@@ -39,7 +39,7 @@ def flops(work: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def measure(config: Config, batch: int) -> dict[str, Any]:
+def cost(config: Config, batch: int) -> dict[str, Any]:
     """One step of ``batch`` films with the config's views."""
     model = AFiRe(config).train()
     optimizer = make_optimizer(model, config)
@@ -114,19 +114,21 @@ def main() -> None:
     options = parser.parse_args()
     result: dict[str, Any] = {"machine": machine()}
     for name in SIZES:
-        result[f"ViT-{name}/16, 224 px, 1 view"] = measure(settings(name, views=1), batch=4)
+        result[f"ViT-{name}/16, 224 px, 1 view"] = cost(settings(name, views=1), batch=4)
     # Nine views share the teacher's forward: the cost of a view falls a little.
-    base = measure(settings("base", views=9), batch=1)
+    base = cost(settings("base", views=9), batch=1)
     result["ViT-base/16, 224 px, 9 views"] = base
-    cost = float(base["step, GFLOP/view"])
+    per_view = float(base["step, GFLOP/view"])
     paper_views, large_views = 81_117 * 9 * 800, 10_000_000 * 9 * 100
     result["assumed"] = (
         f"{UTILISATION:.0%} of the data sheet's dense bf16 peak ({A6000_TFLOPS:g} TFLOP/s A6000, {A100_TFLOPS:g} A100)"
     )
     result["paper's run (81,117 films x 9 views x 800 epochs), 8 A6000, hours"] = round(
-        hours(cost, paper_views, 8, A6000_TFLOPS)
+        hours(per_view, paper_views, 8, A6000_TFLOPS)
     )
-    result["10 million films x 9 views x 100 epochs, 64 A100, hours"] = round(hours(cost, large_views, 64, A100_TFLOPS))
+    result["10 million films x 9 views x 100 epochs, 64 A100, hours"] = round(
+        hours(per_view, large_views, 64, A100_TFLOPS)
+    )
     report(result, options.json)
 
 

@@ -12,8 +12,10 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from figures import Figure, Findings, Table, digits
 from reference import lesions as pixel_loop
 from reference import lesions_numpy
 from timing import interleaved, machine, report
@@ -118,18 +120,9 @@ def training_step(films: Tensor, size: int) -> Callable[[], object]:
     return step
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--size", type=int, default=224)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--loop-films", type=int, default=4, help="films for the loop over pixels, which is slow")
-    parser.add_argument("--no-step", action="store_true", help="leave out the training step")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    films = draw_films(options.batch, options.size)
-    few = films[: options.loop_films]
-
+def run(batch: int, size: int, rounds: int, loop_films: int, with_step: bool) -> dict[str, Any]:
+    films = draw_films(batch, size)
+    few = films[:loop_films]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the loops have one thread; so have all, until the training step
     expected = ours(films)
@@ -144,23 +137,58 @@ def main() -> None:
         "numpy": lambda: by_film(films),
         "whole film": lambda: by_whole_film(films),
     }
-    times = {name: [cpu_seconds(function) for _ in range(options.rounds)] for name, function in functions.items()}
-    per_film = {name: min(taken) / options.batch for name, taken in times.items()}  # the least disturbed round
-    per_film["pixel loop"] *= options.batch / len(few)
+    times = {name: [cpu_seconds(function) for _ in range(rounds)] for name, function in functions.items()}
+    per_film = {name: min(taken) / batch for name, taken in times.items()}  # the least disturbed round
+    per_film["pixel loop"] *= batch / len(few)
     torch.set_num_threads(threads)
-    result: dict[str, object] = {"machine": machine(), "batch": options.batch, "size": options.size}
+    result: dict[str, Any] = {"machine": machine(), "batch": batch, "size": size}
     for name, value in per_film.items():
         result[f"{name}: CPU ms per film"] = round(1000 * value, 3)
     for name in differences:
         result[f"times faster than {name}"] = round(per_film[name] / per_film["ours"], 1)
         result[f"largest difference from {name}"] = differences[name]
-    if not options.no_step:
-        step = training_step(films, options.size)
+    if with_step:
+        step = training_step(films, size)
         step()
         both = interleaved({"lesions": lambda: ours(films), "step": step}, 2)
         result["training step: seconds"] = round(min(both["step"]), 2)
         result["lesions: % of a training step"] = round(100 * min(both["lesions"]) / min(both["step"]), 2)
-    report(result, options.json)
+    return result
+
+
+def measure(quick: bool = False) -> Findings:
+    found = run(2, 32, 1, 1, with_step=True) if quick else run(64, 224, 5, 4, with_step=True)
+    others = {
+        "numpy": "NumPy film by film",
+        "whole film": "the whole film for every lesion",
+        "pixel loop": "a loop over pixels",
+    }
+    figures = [
+        Figure(f"lesions of a batch, faster than {words}", found[f"times faster than {n}"])
+        for n, words in others.items()
+    ]
+    share = found["lesions: % of a training step"] / 100
+    figures.append(Figure("lesions, of a ViT-tiny training step", share, "%"))
+    rows = [
+        [words, digits(found[f"{name}: CPU ms per film"])]
+        for name, words in {"ours": "`synthesize_keyed`", **others}.items()
+    ]
+    table = Table(f"{found['batch']} films of {found['size']} px", ["lesions by", "CPU ms per film"], rows)
+    difference = max(found[f"largest difference from {name}"] for name in others)
+    return Findings(figures, [table], [f"All paint the same: no pixel differs by more than {difference:.0e}."])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loop-films", type=int, default=4, help="films for the loop over pixels, which is slow")
+    parser.add_argument("--no-step", action="store_true", help="leave out the training step")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = run(options.batch, options.size, options.rounds, options.loop_films, not options.no_step)
+    report(found, options.json)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import Figure, Findings, Table, digits
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import Config, load_config
 from afire.lesions import synthesize
 from afire.model import AFiRe
 
-CASES = {
+CASES: dict[str, tuple[int, Config, float]] = {
     "base_batch_8": (8, load_config("paper", overrides=["lesions.views=1"]), 1.10),
     "tiny_batch_32": (32, load_config(overrides=["encoder.size=tiny"]), 1.20),
 }
@@ -57,8 +58,12 @@ def steps(config: Config, batch: int) -> tuple[Callable[[], None], Callable[[], 
     return whole, bare
 
 
-def measure(case: str, repetitions: int, clock: Clock) -> dict[str, Any]:
+def run(case: str, repetitions: int, clock: Clock) -> dict[str, Any]:
     batch, config, goal = CASES[case]
+    return compare(config, batch, repetitions, clock) | {"goal": goal}
+
+
+def compare(config: Config, batch: int, repetitions: int, clock: Clock) -> dict[str, Any]:
     whole, bare = steps(config, batch)
     whole(), bare()
     times = interleaved({"whole": whole, "bare": bare}, repetitions, clock)
@@ -67,8 +72,25 @@ def measure(case: str, repetitions: int, clock: Clock) -> dict[str, Any]:
         "bare_seconds": round(statistics.median(times["bare"]), 3),
         "ratio": round(median_ratio(times["whole"], times["bare"]), 3),
         "ratio_of_fastest": round(min(times["whole"]) / min(times["bare"]), 3),
-        "goal": goal,
     }
+
+
+def measure(quick: bool = False) -> Findings:
+    if quick:
+        small = load_config("small", overrides=["image.size=64"])
+        results = {"preset small, batch 2": compare(small, 2, 1, CLOCKS["wall"]) | {"goal": None}}
+    else:
+        labels = {"base_batch_8": "ViT-B, batch 8", "tiny_batch_32": "ViT-tiny, batch 32"}
+        results = {label: run(case, 4, CLOCKS["wall"]) for case, label in labels.items()}
+    figures = [
+        Figure(f"whole step / bare networks, {label}", one["ratio"], "share", one["goal"], "at most")
+        for label, one in results.items()
+    ]
+    rows = [
+        [label, digits(one["whole_seconds"]), digits(one["bare_seconds"]), digits(one["ratio"])]
+        for label, one in results.items()
+    ]
+    return Findings(figures, [Table("Medians", ["model", "whole, s", "bare, s", "ratio"], rows)])
 
 
 def main() -> None:
@@ -79,7 +101,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     clock = CLOCKS[options.clock]
-    results = {case: measure(case, options.repetitions, clock) for case in options.case or CASES}
+    results = {case: run(case, options.repetitions, clock) for case in options.case or CASES}
     report({"machine": machine(), "clock": options.clock, **results}, options.json)
 
 

@@ -1,0 +1,82 @@
+"""What a benchmark hands to the page: figures with their goals, tables, and words. No torch: rendering is quick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Unit = Literal["x", "share", "%", "count"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A ratio of two things of one run (or a count), and what it should reach; ``goal`` None is none.
+
+    ``unit`` says how it is written: ``x`` is times, ``share`` a plain number around one, ``%`` a share in per cent.
+    """
+
+    name: str
+    value: float
+    unit: Unit = "x"
+    goal: float | None = None
+    direction: Literal["at least", "at most"] = "at least"
+
+    @property
+    def met(self) -> bool | None:
+        if self.goal is None:
+            return None
+        return self.value >= self.goal if self.direction == "at least" else self.value <= self.goal
+
+    def written(self) -> str:
+        return write_number(self.value, self.unit)
+
+    def goal_written(self) -> str:
+        return "" if self.goal is None else f"{self.direction} {write_number(self.goal, self.unit, exact=True)}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as they are to be read; the first column names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that one benchmark found; ``words`` are sentences that depend on the run."""
+
+    figures: Sequence[Figure]
+    tables: Sequence[Table] = ()
+    words: Sequence[str] = field(default_factory=tuple)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Findings:
+        return cls(
+            [Figure(**figure) for figure in data["figures"]],
+            [Table(**table) for table in data.get("tables", ())],
+            list(data.get("words", ())),
+        )
+
+
+def write_number(value: float, unit: Unit, exact: bool = False) -> str:
+    """``37.5 ×``, ``0.83``, ``0.45 %`` or ``3``; ``exact`` leaves a goal as it was set."""
+    if unit == "count":
+        return f"{value:g}"
+    if unit == "%":
+        value *= 100
+    text = f"{value:g}" if exact else digits(value)
+    return text + {"x": " ×", "share": "", "%": " %"}[unit]
+
+
+def digits(value: float) -> str:
+    """About three digits, never more than are meant: 0.834, 2.91, 37.5, 1,240."""
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 1 else f"{value:.3f}"
