@@ -9,9 +9,19 @@ from pathlib import Path
 import pandas as pd
 
 from afire.data.manifest import META_PREFIX, Manifest, clean_paths, make_manifest
+from afire.data.splits import Split
 from afire.errors import UserError
 
 SOURCE = f"{META_PREFIX}source"
+
+
+def listed_as(manifest: Manifest, split: Split) -> Manifest:
+    """The manifest with a split file's parts as its lists; films that are in no part have an empty split."""
+    table = manifest.table.copy()
+    table["split"] = ""
+    for part, rows in split.rows(manifest).items():
+        table.loc[rows, "split"] = part
+    return Manifest(table, manifest.root, {**manifest.info, "split": split.hash})
 
 
 def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:

@@ -12,7 +12,7 @@ import pytest
 
 from afire.data.join import SOURCE, join_manifests
 from afire.data.manifest import Manifest, make_manifest, read_manifest, write_manifest
-from afire.data.splits import official_split
+from afire.data.splits import development_split, official_split, write_split
 from afire.errors import UserError
 
 
@@ -41,6 +41,30 @@ def test_films_lie_where_they_did_and_patients_stay_apart(tmp_path: Path) -> Non
     assert joined.info["normal"] == "a: no A; b: no B"
     split = official_split(joined, val_share=0.0)
     assert split.films == {"train": 10, "val": 0, "test": 4}
+
+
+def test_split_files_become_the_lists(tmp_path: Path) -> None:
+    words = ["data", "join", "--out", "both.parquet"]
+    expected: dict[str, str] = {}
+    for name in "ab":
+        manifest = small_set(tmp_path / name, name.upper(), 24)
+        split = development_split(manifest, 0.2, 0.3, seed=1)
+        write_manifest(manifest, tmp_path / f"{name}.parquet")
+        write_split(split, tmp_path / f"{name}.json")
+        words += ["--data", f"{name}.parquet", "--split", f"{name}.json"]
+        expected |= {
+            f"{name}/{image}": part
+            for part, rows in split.rows(manifest).items()
+            for image in manifest.table["image"].iloc[rows]
+        }
+    done = subprocess.run([sys.executable, "-m", "afire", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    table = read_manifest(tmp_path / "both.parquet").table
+    listed = table[table["split"] != ""]
+    assert dict(zip(listed["image"], listed["split"], strict=True)) == expected
+    assert set(table["split"]) == {"train", "val", "test", ""}  # the official test films are in no part
+    done = subprocess.run([sys.executable, "-m", "afire", *words[:-2]], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "2 --data need 2 --split" in done.stderr
 
 
 def test_one_root_inside_the_other(tmp_path: Path) -> None:

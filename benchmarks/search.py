@@ -1,0 +1,194 @@
+"""A recorded search for pre-training settings, judged on films of the official training parts only.
+
+    afire data join --data childcxr.parquet --data nih.parquet --out both.parquet
+    afire data pack --data both.parquet --out packs/both-128 --size 128          # and 192
+    afire data split --data packs/both-128 --development --test 0.3 --out splits/both
+    python benchmarks/search.py --packs packs/both- --split splits/both/development.json --out search
+
+Each candidate of search.yaml is trained by `afire pretrain` on the development split's normal training films, with the
+same number of films or less where a step costs more, and judged on its held-out films: probes of ChildCXR with 1 and
+10 % of the labels and of NIH's common findings, and detection without adaptation on both. A kill loses no finished
+candidate. The table goes to OUT/search.json and OUT/search.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+SETS = ("childcxr", "nih")
+FRACTIONS = (0.01, 0.1)
+FEWEST_POSITIVES = 20  # of a NIH finding in the judged part; below, its AUC is noise
+DRAWS = (0, 1, 2)  # of the labelled films
+
+
+@dataclass(frozen=True)
+class Candidate:
+    name: str
+    title: str
+    settings: dict[str, Any]
+    pixels: int
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}-seed{self.seed}"
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description="Search settings on development films.")
+    words.add_argument("--packs", required=True, help="packs of the joined sets without the pixels: packs/both-")
+    words.add_argument("--split", type=Path, required=True)
+    words.add_argument("--out", type=Path, required=True)
+    words.add_argument("--candidates", type=Path, default=HERE / "search.yaml")
+    words.add_argument("--only", default="", help="names of candidates, by commas")
+    words.add_argument("--seeds", default="0")
+    words.add_argument("--jobs", type=int, default=2)
+    words.add_argument("--set", action="append", default=[], help="a setting for all, as in afire pretrain")
+    words.add_argument("--judge", type=Path, help=argparse.SUPPRESS)  # a finished candidate, in a process of its own
+    given = words.parse_args()
+    if given.judge:
+        judge(given.judge, Path(given.packs), given.split)
+        return
+    plan = yaml.safe_load(given.candidates.read_text(encoding="utf-8"))
+    names = given.only.split(",") if given.only else list(plan["candidates"])
+    seeds = [int(seed) for seed in given.seeds.split(",")]
+    todo = [_candidate(plan, name, seed) for seed in seeds for name in names]
+    given.out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for one, code in zip(todo, pool.map(lambda one: _run(one, plan, given), todo), strict=True):
+            print(f"{one.folder}: {'done' if code == 0 else f'failed with {code}, see its log'}", flush=True)
+            write_table(given.out)
+
+
+def _candidate(plan: dict[str, Any], name: str, seed: int) -> Candidate:
+    found = plan["candidates"][name]
+    return Candidate(name, found["title"], found["settings"], found.get("pixels", 128), seed)
+
+
+def _run(one: Candidate, plan: dict[str, Any], given: argparse.Namespace) -> int:
+    """Train and judge one candidate, or read that it is done; an exit code."""
+    folder = given.out / one.folder
+    if (folder / "judged.json").exists():
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "settings.yaml"
+    settings.write_text(yaml.safe_dump(_merged(plan["base"], one.settings), sort_keys=False), encoding="utf-8")
+    (folder / "candidate.json").write_text(json.dumps({"name": one.name, "title": one.title, "seed": one.seed}))
+    pack, run = f"{given.packs}{one.pixels}", folder / "run"
+    train = [sys.executable, "-m", "afire", "pretrain", "--data", pack, "--split", given.split, "--out", run]
+    train += ["--preset", plan["preset"], "--config", settings, "--seed", one.seed, "--set", "run.picture_epochs=0"]
+    train += ["--set", "run.keep_checkpoints=1", *[word for text in given.set for word in ("--set", text)]]
+    train += ["--resume"] if (run / "config.yaml").exists() else []
+    weigh = [sys.executable, __file__, "--packs", pack, "--split", given.split, "--out", given.out, "--judge", folder]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    finished = (run / "summary.json").exists() and json.loads((run / "summary.json").read_text())[
+        "status"
+    ] == "finished"
+    with (folder / "log.txt").open("a") as log:
+        for command in ([] if finished else [train]) + [weigh]:
+            process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=environment)
+            _, status, usage = os.wait4(process.pid, 0)  # tells the processor time of this child alone
+            if command is train:
+                _add_seconds(folder, usage.ru_utime + usage.ru_stime)
+            if code := os.waitstatus_to_exitcode(status):
+                return code
+    return 0
+
+
+def _add_seconds(folder: Path, seconds: float) -> None:
+    """Add up what the training took, over all its starts."""
+    file = folder / "seconds.json"
+    earlier = json.loads(file.read_text()) if file.exists() else 0.0
+    file.write_text(json.dumps(round(earlier + seconds, 1)))
+
+
+def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    both = {section: dict(values) for section, values in base.items()}
+    for section, values in change.items():
+        both[section] = {**both.get(section, {}), **values}
+    return both
+
+
+def judge(folder: Path, pack: Path, split_file: Path) -> None:
+    """Probe and detect with a trained candidate on the held-out development films of each set."""
+    import logging
+    import tempfile
+
+    from afire.config import load_config
+    from afire.data.dataset import open_films
+    from afire.data.splits import make_split, read_split
+    from afire.studies.ablate_detect import detection_scores
+    from afire.studies.ablate_grid import detection_rows
+    from afire.tasks.metrics import auc
+    from afire.tasks.probe_task import ProbeTask, run_probe
+    from afire.training.selection import normal_training_rows
+
+    logging.basicConfig(level=logging.WARNING)
+    run = folder / "run"
+    image = load_config(file=run / "config.yaml").image
+    films = open_films(pack, None, image.size, image.fit, image.voi)
+    whole = read_split(split_file)
+    whole.rows(films.manifest)
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for name in SETS:
+            own = {p: [one for one in who if one.startswith(f"{name}:")] for p, who in whole.patients.items()}
+            split = make_split(films.manifest, own, whole.scope, {**whole.method, "set": name})
+            test = split.rows(films.manifest)["test"]
+            if name == "nih":
+                table = films.manifest.table.iloc[test]
+                labels = [label for label in films.manifest.labels if table[f"label:{label}"].sum() >= FEWEST_POSITIVES]
+                task = ProbeTask(str(run), pack, [0], split=split, labels=labels, cache=Path(cache))
+                [(_, (result, _))] = list(run_probe(task))
+                found["nih probe"] = result.metrics["auc"].mean
+            else:
+                task = ProbeTask(str(run), pack, DRAWS, split=split, labels=["abnormal"], cache=Path(cache))
+                for fraction, (result, _) in run_probe(task, FRACTIONS):
+                    found[f"{name} probe {100 * fraction:g} %"] = result.metrics["auc"].mean
+            normal, _ = normal_training_rows(films.manifest, split)
+            rows, abnormal = detection_rows(films, test)
+            scores = detection_scores(run, films, normal, rows)
+            found |= {f"{name} detect {kind}": auc(values, abnormal) for kind, values in scores.items()}
+    summary = json.loads((run / "summary.json").read_text())
+    seconds = json.loads((folder / "seconds.json").read_text())
+    facts = {"found": found, "seconds": seconds, "health": summary["health"], "losses": summary["losses"]}
+    (folder / "judged.json").write_text(json.dumps(facts, indent=2))
+
+
+def criterion(found: dict[str, float]) -> dict[str, float]:
+    """Three numbers of equal weight: few-label ChildCXR probe, NIH probe, detection by each set's best score."""
+    probe = sum(found[f"childcxr probe {100 * fraction:g} %"] for fraction in FRACTIONS) / len(FRACTIONS)
+    detection = [max(value for key, value in found.items() if key.startswith(f"{name} detect")) for name in SETS]
+    parts = {"childcxr probe": probe, "nih probe": found["nih probe"], "detection": sum(detection) / len(SETS)}
+    return {**parts, "mean": sum(parts.values()) / len(parts)}
+
+
+def write_table(out: Path) -> None:
+    """All judged candidates, best first, as JSON and Markdown."""
+    rows = []
+    for path in sorted(out.glob("*/judged.json")):
+        facts, who = json.loads(path.read_text()), json.loads((path.parent / "candidate.json").read_text())
+        rows.append({**who, "criterion": criterion(facts["found"]), **facts})
+    rows.sort(key=lambda row: -row["criterion"]["mean"])
+    (out / "search.json").write_text(json.dumps(rows, indent=1))
+    lines = ["| candidate | seed | ChildCXR probe, 1 and 10 % | NIH probe | detection | mean | core-minutes |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for row in rows:
+        values = " | ".join(f"{value:.3f}" for value in row["criterion"].values())
+        lines.append(f"| {row['title']} | {row['seed']} | {values} | {row['seconds'] / 60:.1f} |")
+    (out / "search.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
