@@ -27,7 +27,7 @@ Labels = Annotated[
     str | None,
     typer.Option("--labels", help="Labels, separated by commas; abnormal means not normal. Default: all findings."),
 ]
-Seeds = Annotated[str, typer.Option("--seeds", help="Seeds of the runs, separated by commas.")]
+Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, by commas; {seed} in --weights is a run for each.")]
 Fractions = Annotated[str, typer.Option("--fraction", help="Percent of the training labels, separated by commas.")]
 Folds = Annotated[int, typer.Option("--folds", help="Grouped k-fold over all films instead of one split; 0 = off.")]
 Name = Annotated[str | None, typer.Option("--name", help="What tables call this result.")]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from afire.weights.bundle import Bundle, is_bundle, open_bundle
 from afire.weights.hub import bundle_name, local_path
 
 RANDOM = "random"
+SEED = "{seed}"  # in a path: each seed's own weights
 # What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
 _FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing", "image.fit", "image.voi")
 
@@ -67,6 +68,60 @@ def load_backbone(
     encoder = VisionTransformer.from_config(config.encoder, config.image)
     report = _load_foreign(encoder, file)
     return _finish(encoder, config, path.stem if path.is_file() else path.resolve().name, report)
+
+
+@dataclass
+class Backbones:
+    """The encoders of an experiment's runs: random weights are drawn anew for each seed, and ``runs/mine-{seed}`` is a
+    pre-training for each seed; others are the same for all."""
+
+    weights: str
+    seeds: Sequence[int]
+    config: Config | None = None  # the architecture, where the weights do not say it
+    network: Network = "teacher"
+    _loaded: dict[int, Backbone] = field(default_factory=dict)
+
+    @property
+    def differ(self) -> bool:
+        """Whether each seed has its own weights."""
+        return self.weights == RANDOM or SEED in self.weights
+
+    def of(self, seed: int) -> Backbone:
+        """The backbone of a run."""
+        key = seed if self.differ else self.seeds[0]
+        if key not in self._loaded:
+            weights = self.weights.replace(SEED, str(key))
+            loaded = load_backbone(weights, self.config, network=self.network, seed=key)
+            if key != self.seeds[0]:
+                self._check_same_kind(loaded)
+            self._loaded[key] = loaded
+        return self._loaded[key]
+
+    def _check_same_kind(self, other: Backbone) -> None:
+        """One experiment, one architecture: else its mean over seeds would be of different things."""
+        first = self.first
+        for section in ("encoder", "image"):
+            if getattr(first.config, section) != getattr(other.config, section):
+                raise UserError(
+                    f"{first.name} and {other.name} differ in their {section} settings; {self.weights} must be "
+                    "the same network for every seed."
+                )
+
+    @property
+    def first(self) -> Backbone:
+        return self.of(self.seeds[0])
+
+    @property
+    def name(self) -> str:
+        if self.weights == RANDOM:
+            return "random weights"
+        return Path(self.weights).name if SEED in self.weights else self.first.name
+
+    @property
+    def report(self) -> str:
+        if self.weights == RANDOM:
+            return "drawn from each run's seed"
+        return f"for each seed its own: {self.first.report}" if SEED in self.weights else self.first.report
 
 
 def run_config_file(path: Path) -> Path | None:

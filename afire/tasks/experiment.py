@@ -15,7 +15,7 @@ import logging
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
 from afire.model.afire import Network
 from afire.task_config import FinetuneConfig, SegmentConfig
-from afire.tasks.backbone import RANDOM, Backbone, load_backbone
+from afire.tasks.backbone import Backbone, Backbones
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.results import RESULT
 from afire.tasks.runs import Run
@@ -72,34 +72,6 @@ class Experiment:
     device: str = "auto"
     resume: bool = False
     force: bool = False
-
-
-@dataclass
-class Backbones:
-    """The encoders of an experiment: random weights are drawn anew for each seed, others are the same for all."""
-
-    experiment: Experiment
-    _loaded: dict[int, Backbone] = field(default_factory=dict)
-
-    def of(self, seed: int) -> Backbone:
-        """The backbone of a run. Take :func:`fresh_encoder` of it before training."""
-        key = seed if self.experiment.weights == RANDOM else self.experiment.seeds[0]
-        if key not in self._loaded:
-            one = self.experiment
-            self._loaded[key] = load_backbone(one.weights, one.model, network=one.network, seed=key)
-        return self._loaded[key]
-
-    @property
-    def first(self) -> Backbone:
-        return self.of(self.experiment.seeds[0])
-
-    @property
-    def name(self) -> str:
-        return "random weights" if self.experiment.weights == RANDOM else self.first.name
-
-    @property
-    def report(self) -> str:
-        return "drawn from each run's seed" if self.experiment.weights == RANDOM else self.first.report
 
 
 def fresh_encoder(backbone: Backbone):  # type: ignore[no-untyped-def]
@@ -142,7 +114,7 @@ class Bench:
 def open_bench(experiment: Experiment, precision: str) -> Bench:
     """Open weights and films; a size that does not fit is a sentence."""
     accelerator = make_accelerator(precision, experiment.device)
-    backbones = Backbones(experiment)
+    backbones = Backbones(experiment.weights, experiment.seeds, experiment.model, experiment.network)
     if accelerator.is_main_process:
         logger.info("%s: %s", backbones.name, backbones.report)
     image = backbones.first.config.image

@@ -16,7 +16,7 @@ from afire.config import Config
 from afire.data.dataset import Films, open_films
 from afire.data.splits import Split
 from afire.model.afire import Network
-from afire.tasks.backbone import RANDOM, Backbone, load_backbone, pick_device
+from afire.tasks.backbone import Backbones, pick_device
 from afire.tasks.evaluate import classification_result, evaluate
 from afire.tasks.features import data_content_hash, film_features
 from afire.tasks.labels import check_classes, task_labels
@@ -80,7 +80,7 @@ def run_probe(
             labels=names,
             fraction=fraction,
             config={**_settings(task), **features.settings},
-            notes=[*warnings[fraction], *_seed_note(task, runs), *notes],
+            notes=[*warnings[fraction], *_seed_note(features.differ, runs), *notes],
         )
         yield fraction, (result, evaluation.predictions)
 
@@ -91,14 +91,14 @@ class _EncoderFeatures:
     def __init__(self, task: ProbeTask) -> None:
         self.task = task
         self.device = pick_device(task.device)
-        first = self._load(task.seeds[0])
+        self.backbones = Backbones(task.weights, task.seeds, task.config, task.network)
+        first = self.backbones.first
         logger.info("%s: %s", first.name, first.report)
         image = first.config.image
         self.films: Films = open_films(task.data, task.root, image.size, image.fit, image.voi)
-        self.name = "random weights" if task.weights == RANDOM else first.name
-        self.report = "drawn from each run's seed" if task.weights == RANDOM else first.report
+        self.differ = self.backbones.differ
+        self.name, self.report = self.backbones.name, self.backbones.report
         self.settings = {"encoder": first.config.encoder.model_dump(), "image": first.config.image.model_dump()}
-        self._backbones = {task.seeds[0]: first}
         self._features: tuple[str, NDArray[np.float32]] | None = None
 
     def source(self, runs: Sequence[Run]) -> Source:
@@ -106,22 +106,13 @@ class _EncoderFeatures:
         rows = _used(runs)
 
         def features(run: Run) -> NDArray[np.float32]:
-            backbone = self._of(run.seed)
+            backbone = self.backbones.of(run.seed)
             if self._features is None or self._features[0] != backbone.hash:
                 found = film_features(backbone, self.films, rows, self.task.pooling, self.device, self.task.cache)
                 self._features = backbone.hash, _spread(found, rows, len(self.films))
             return self._features[1]
 
-        return Source(features, lambda run: self._of(run.seed).hash)
-
-    def _of(self, seed: int) -> Backbone:
-        key = seed if self.task.weights == RANDOM else self.task.seeds[0]
-        if key not in self._backbones:
-            self._backbones[key] = self._load(key)
-        return self._backbones[key]
-
-    def _load(self, seed: int) -> Backbone:
-        return load_backbone(self.task.weights, self.task.config, network=self.task.network, seed=seed)
+        return Source(features, lambda run: self.backbones.of(run.seed).hash)
 
 
 class _TrivialFeatures:
@@ -133,6 +124,7 @@ class _TrivialFeatures:
         self.films: Films = open_films(task.data, task.root, image.size, image.fit, image.voi)
         self.name = TRIVIAL[self.kind]
         self.report = "no weights"
+        self.differ = False
         self.settings: dict[str, Any] = {}
 
     def source(self, runs: Sequence[Run]) -> Source:
@@ -159,10 +151,10 @@ def _class_warnings(names: Sequence[str], truth: NDArray[np.float64], runs: Sequ
     return warnings
 
 
-def _seed_note(task: ProbeTask, runs: Sequence[Run]) -> list[str]:
+def _seed_note(differ: bool, runs: Sequence[Run]) -> list[str]:
     """A deterministic probe of fixed weights on one split gives one number; its sd must not pass for certainty."""
     same_parts = len({(run.fold, run.split.hash) for run in runs}) < len(runs)
-    if len(task.seeds) > 1 and same_parts and task.weights != RANDOM:
+    if len({run.seed for run in runs}) > 1 and same_parts and not differ:
         return ["the seeds change nothing here (same weights, same split), so their sd says nothing"]
     return []
 

@@ -6,27 +6,30 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from afire.config import Config, load_config, to_yaml
+from afire.config import Config, changed, load_config, to_yaml
 from afire.errors import UserError
 from afire.model import AFiRe
-from afire.tasks.backbone import encoder_hash, load_backbone, pick_device
+from afire.tasks.backbone import Backbones, encoder_hash, load_backbone, pick_device
 from afire.training.checkpoint import save_checkpoint
 from tests.tasks.conftest import SMALLEST
 
 
-@pytest.fixture
-def run(tmp_path: Path, smallest: Config) -> tuple[Path, AFiRe]:
+def make_run(folder: Path, config: Config) -> AFiRe:
     """A run folder with one checkpoint whose teacher is not its student."""
-    model = AFiRe(smallest)
+    model = AFiRe(config)
     with torch.no_grad():
         for parameter in model.student.parameters():
             parameter.add_(0.01)
-    folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text(to_yaml(smallest))
+    (folder / "config.yaml").write_text(to_yaml(config))
     optimizer = torch.optim.AdamW(model.parameters())
     save_checkpoint(folder, model, optimizer, {"step": 5}, keep=1)
-    return folder, model
+    return model
+
+
+@pytest.fixture
+def run(tmp_path: Path, smallest: Config) -> tuple[Path, AFiRe]:
+    return tmp_path / "run", make_run(tmp_path / "run", smallest)
 
 
 def test_random_weights_follow_the_seed_alone(smallest: Config) -> None:
@@ -47,6 +50,20 @@ def test_a_run_brings_its_own_settings_and_its_teacher(run: tuple[Path, AFiRe]) 
     film = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     ours = teacher.encoder(teacher.normalise(film))[:, 1:]
     torch.testing.assert_close(ours, model.encode(film))
+
+
+def test_each_seed_may_have_a_run_of_its_own(tmp_path: Path, smallest: Config) -> None:
+    models = [make_run(tmp_path / f"run-{seed}", changed(smallest, {"seed": seed})) for seed in (0, 1)]
+    several = Backbones(f"{tmp_path}/run-{{seed}}", [0, 1])
+    assert [several.of(seed).hash for seed in (0, 1)] == [encoder_hash(model.teacher.encoder) for model in models]
+    assert several.differ and several.name == "run-{seed}" and several.report.startswith("for each seed its own")
+    one = Backbones(f"{tmp_path}/run-0", [0, 1])
+    assert not one.differ and one.of(1) is one.of(0) and one.name == "run-0"
+    make_run(tmp_path / "run-2", changed(smallest, {"encoder": {"depth": 2}}))
+    with pytest.raises(UserError, match=r"run-0 and run-2 differ in their encoder settings"):
+        Backbones(f"{tmp_path}/run-{{seed}}", [0, 2]).of(2)
+    with pytest.raises(UserError, match="run-7"):
+        several.of(7)
 
 
 def test_a_checkpoint_folder_and_its_file_know_their_run(run: tuple[Path, AFiRe]) -> None:
