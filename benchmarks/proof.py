@@ -1,0 +1,256 @@
+"""The study behind docs/results.md: one pre-training per seed and method on ChildCXR and NIH normals, then every task.
+
+    python benchmarks/proof.py --data DATA --out proof          # DATA holds childcxr, nih and shenzhen
+    python benchmarks/proof.py --data DATA --out proof --plan   # only print the commands
+
+Every step is an `afire` command; a finished one is never run again, a begun one goes on with --resume, so a kill loses
+little. Settings come from proof.yaml. `compare/` holds the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+SETS = ("childcxr", "nih", "shenzhen")
+SHARES = {"childcxr": ("--val", "0.2"), "nih": ("--val", "0.2"), "shenzhen": ("--test", "0.4", "--val", "0.25")}
+PIXELS = 128
+RESUMABLE = ("pretrain", "finetune", "segment", "detect fit")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. It is finished when ``marker`` exists, and may start when all of ``needs`` are finished."""
+
+    name: str
+    words: tuple[str, ...]
+    needs: tuple[str, ...]
+    marker: str  # relative to the study's folder
+
+    @property
+    def resumable(self) -> bool:
+        return any(" ".join(self.words).startswith(kind) for kind in RESUMABLE)
+
+
+def steps(data: Path, plan: dict[str, Any], pixels: int = PIXELS) -> Iterator[Step]:
+    """All steps in an order in which they can run."""
+    for name in SETS:
+        kind = "lungmasks" if name == "shenzhen" else name
+        build = ("data", "build", kind, "--root", str(data / name), "--out", f"{name}.parquet")
+        yield Step(f"build-{name}", build, (), f"{name}.parquet")
+        split = ("data", "split", "--data", f"{name}.parquet", *SHARES[name], "--out", f"splits/{name}")
+        yield Step(f"split-{name}", split, (f"build-{name}",), f"splits/{name}/split.json")
+        yield _pack(name, f"build-{name}", pixels)
+    join = ["data", "join", "--out", "both.parquet"]
+    for name in ("childcxr", "nih"):
+        join += ["--data", f"{name}.parquet", "--split", f"splits/{name}/split.json"]
+    yield Step("join", tuple(join), ("split-childcxr", "split-nih"), "both.parquet")
+    yield _pack("both", "join", pixels)
+    split = ("data", "split", "--data", "packs/both", "--out", "splits/both")
+    yield Step("split-both", split, ("pack-both",), "splits/both/split.json")
+    seeds = ",".join(map(str, plan["seeds"]))
+    for name, method in plan["methods"].items():
+        yield from _pretrain(name, method["settings"], plan)
+        needs = tuple(f"pretrain-{name}-{seed}" for seed in plan["seeds"])
+        yield from _tasks(name, method["title"], f"runs/{name}-{{seed}}", (), needs, seeds, plan)
+    settings = _flat(_merged(plan["schedule"], plan["chosen"]))
+    chosen = ("--preset", plan["preset"], *_sets([text for text in settings if text.startswith(("encoder", "image"))]))
+    yield from _tasks("random", "random weights", "random", chosen, (), seeds, plan)
+    for trivial in ("metadata", "area", "sharpness"):
+        words = _probe(trivial, (), seeds, f"results/probe-{trivial}", None)
+        yield Step(f"probe-{trivial}", words, ("pack-childcxr", "split-childcxr"), f"results/probe-{trivial}/100pct")
+    yield from _comparisons(plan)
+
+
+def _pack(name: str, needs: str, pixels: int) -> Step:
+    words = ("data", "pack", "--data", f"{name}.parquet", "--out", f"packs/{name}", "--size", str(pixels))
+    return Step(f"pack-{name}", words, (needs,), f"packs/{name}/pack.json")
+
+
+def _pretrain(name: str, settings: dict[str, Any], plan: dict[str, Any]) -> Iterator[Step]:
+    changes = _flat(_merged(_merged(plan["schedule"], plan["chosen"]), settings))
+    for seed in plan["seeds"]:
+        run = f"runs/{name}-{seed}"
+        words: tuple[str, ...] = ("pretrain", "--data", "packs/both", "--split", "splits/both/split.json")
+        words += ("--preset", plan["preset"], *_sets(changes), "--seed", str(seed), "--out", run)
+        yield Step(f"pretrain-{name}-{seed}", words, ("split-both",), f"{run}/summary.json")
+
+
+def _tasks(
+    name: str, title: str, weights: str, more: tuple[str, ...], needs: tuple[str, ...], seeds: str, plan: dict[str, Any]
+) -> Iterator[Step]:
+    """Probe, fine-tuning, segmentation and detection from one kind of weights."""
+    out = f"results/probe-{name}"
+    words = _probe(weights, more, seeds, out, title)
+    yield Step(f"probe-{name}", words, (*needs, "pack-childcxr", "split-childcxr"), f"{out}/100pct/result.json")
+    out = f"results/finetune-{name}"
+    words = ("finetune", "--weights", weights, *more, "--data", "packs/nih", "--split", "splits/nih/split.json")
+    words += ("--recipe", "nih14", "--fraction", "1,10,100", "--seeds", seeds, *_sets(plan["finetune"]))
+    words += ("--name", title, "--out", out)
+    yield Step(f"finetune-{name}", words, (*needs, "pack-nih", "split-nih"), f"{out}/100pct/result.json")
+    out = f"results/segment-{name}"
+    words = (
+        "segment",
+        "--weights",
+        weights,
+        *more,
+        "--data",
+        "packs/shenzhen",
+        "--split",
+        "splits/shenzhen/split.json",
+    )
+    words += ("--recipe", "lungs", "--seeds", seeds, *_sets(plan["segment"]), "--name", title, "--out", out)
+    yield Step(f"segment-{name}", words, (*needs, "pack-shenzhen", "split-shenzhen"), f"{out}/result.json")
+    for place in SETS:
+        yield from _detect(name, title, weights, more, needs, place, plan)
+
+
+def _detect(
+    name: str, title: str, weights: str, more: tuple[str, ...], needs: tuple[str, ...], place: str, plan: dict[str, Any]
+) -> Iterator[Step]:
+    """A detector for each seed, and one evaluation of them all."""
+    base = ("--data", f"packs/{place}", "--split", f"splits/{place}/split.json")
+    models: list[str] = []
+    for seed in plan["seeds"]:
+        out = f"detectors/{place}-{name}-{seed}"
+        epochs = f"{'training' if weights == 'random' else 'adapt'}.epochs={plan['adapt'][place]}"
+        words = ("detect", "fit", "--weights", weights.replace("{seed}", str(seed)), *more, *base, "--seed", str(seed))
+        words += ("--set", epochs, "--out", out)
+        ready = (*needs, f"pack-{place}", f"split-{place}")
+        yield Step(f"fit-{place}-{name}-{seed}", words, ready, f"{out}/detector.json")
+        models += ["--model", out]
+    out = f"results/detect-{place}-{name}"
+    fitted = tuple(f"fit-{place}-{name}-{seed}" for seed in plan["seeds"])
+    words = ("detect", "eval", *models, *base, "--name", title, "--out", out)
+    yield Step(f"eval-{place}-{name}", words, fitted, f"{out}/result.json")
+
+
+def _probe(weights: str, more: tuple[str, ...], seeds: str, out: str, title: str | None) -> tuple[str, ...]:
+    words = ("probe", "--weights", weights, *more, "--data", "packs/childcxr", "--split", "splits/childcxr/split.json")
+    words += ("--labels", "abnormal", "--fraction", "1,10,100", "--seeds", seeds, "--no-cache", "--out", out)
+    return (*words, *(("--name", title) if title else ()))
+
+
+def _comparisons(plan: dict[str, Any]) -> Iterator[Step]:
+    """Tables of each task: random weights first, which the others are compared with."""
+    names = ["random", *plan["methods"]]
+    for task, extra in (("probe", ["metadata", "area", "sharpness"]), ("finetune", []), ("segment", [])):
+        rows = [f"{task}-{name}" for name in [*names, *extra]]
+        words = ("compare", *[f"results/{row}" for row in rows], "--out", f"compare/{task}")
+        yield Step(f"compare-{task}", words, tuple(rows), f"compare/{task}/comparison.md")
+
+
+def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    both = {section: dict(values) for section, values in base.items()}
+    for section, values in change.items():
+        both[section] = {**both.get(section, {}), **values}
+    return both
+
+
+def _flat(settings: dict[str, Any]) -> list[str]:
+    return [f"{section}.{key}={json.dumps(v)}" for section, values in settings.items() for key, v in values.items()]
+
+
+def _sets(changes: list[str]) -> tuple[str, ...]:
+    return tuple(word for change in changes for word in ("--set", change.replace('"', "")))
+
+
+class Study:
+    """Runs steps side by side, each once, in the order of their needs."""
+
+    def __init__(self, out: Path, todo: list[Step], jobs: int) -> None:
+        self.out, self.jobs = out, jobs
+        self.waiting = {step.name: step for step in todo}
+        self.done: set[str] = set()
+        self.failed: set[str] = set()
+        self.turn = threading.Condition()
+
+    def run(self) -> int:
+        (self.out / "logs").mkdir(parents=True, exist_ok=True)
+        workers = [threading.Thread(target=self._work) for _ in range(self.jobs)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for name in self.waiting:
+            print(f"{name}: not run, it needs what failed")
+        return 1 if self.failed or self.waiting else 0
+
+    def _work(self) -> None:
+        while (step := self._next()) is not None:
+            fine = self._is_done(step) or self._call(step)
+            with self.turn:
+                (self.done if fine else self.failed).add(step.name)
+                self.turn.notify_all()
+
+    def _next(self) -> Step | None:
+        """The first step that can start; waits for one that others still work on, None when there is none left."""
+        with self.turn:
+            while True:
+                for name, step in self.waiting.items():
+                    if all(need in self.done for need in step.needs):
+                        return self.waiting.pop(name)
+                hopeful = [s for s in self.waiting.values() if not any(need in self.failed for need in s.needs)]
+                if not hopeful or not self.turn.wait(timeout=3600):
+                    return None
+
+    def _call(self, step: Step) -> bool:
+        log = self.out / "logs" / f"{step.name}.log"
+        begun = step.resumable and log.exists()
+        words = [sys.executable, "-m", "afire", *step.words, *(["--resume"] if begun else [])]
+        started = time.monotonic()
+        with log.open("a") as stream:
+            environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+            process = subprocess.Popen(words, cwd=self.out, stdout=stream, stderr=stream, env=environment)
+            _, status, usage = os.wait4(process.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        minutes = (usage.ru_utime + usage.ru_stime) / 60
+        told = "done" if code == 0 else f"exit code {code}, see {log}"
+        print(f"{step.name}: {told}; {minutes:.1f} core-minutes in {(time.monotonic() - started) / 60:.1f}", flush=True)
+        return code == 0 and self._is_done(step)
+
+    def _is_done(self, step: Step) -> bool:
+        marker = self.out / step.marker
+        if marker.name == "summary.json" and marker.exists():  # also written by a pre-training that was stopped
+            return bool(json.loads(marker.read_text())["status"] == "finished")
+        return marker.exists()
+
+
+def main() -> int:
+    words = argparse.ArgumentParser(description="Run the study of docs/results.md.")
+    words.add_argument("--data", type=Path, required=True, help="folder with childcxr, nih and shenzhen")
+    words.add_argument("--out", type=Path, required=True)
+    words.add_argument("--config", type=Path, default=HERE / "proof.yaml")
+    words.add_argument("--only", default="", help="beginnings of names of steps, by commas, and what they need")
+    words.add_argument("--jobs", type=int, default=2)
+    words.add_argument("--plan", action="store_true")
+    given = words.parse_args()
+    plan = yaml.safe_load(given.config.read_text(encoding="utf-8"))
+    todo = list(steps(given.data.resolve(), plan))
+    if given.only:
+        wanted = {step.name for step in todo if step.name.startswith(tuple(given.only.split(",")))}
+        for step in reversed(todo):  # needs come before what needs them
+            wanted |= set(step.needs) if step.name in wanted else set()
+        todo = [step for step in todo if step.name in wanted]
+    if given.plan:
+        for step in todo:
+            print("afire", shlex.join(step.words))
+        return 0
+    return Study(given.out, todo, given.jobs).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
