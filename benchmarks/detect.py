@@ -13,7 +13,6 @@ busy machine.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -113,8 +112,7 @@ def run(preset: str, size: int, films: int, side: int, repetitions: int, clock: 
 
 
 def one_run(detector: Detector, folder: Path, pictures: bool) -> None:
-    out = folder / "out"
-    shutil.rmtree(out, ignore_errors=True)
+    out = Path(tempfile.mkdtemp(dir=folder)) / "out"  # a new one: clearing the last one is not part of a run
     painter = Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0) if pictures else None
     run_detector(RunTask(detector, "0" * 64, folder / "films", out, painter, batch=BATCH))
 

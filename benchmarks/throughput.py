@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 CASES = {
     "small": Case("preset small, 128 px", "small", ("image.size=128",), (1, 4, 16, 32, 64)),
-    "vit-b": Case("ViT-B, 224 px", "paper", ("lesions.views=1", "training.precision=fp32"), (1, 4, 16)),
+    "vit-b": Case("ViT-B, 224 px", "paper", ("lesions.views=1", "training.precision=fp32"), (1, 4, 8)),
 }
 
 
