@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from typing import Any
 
 from afire.errors import UserError
 
+_UNFINISHED = ".part-"  # how the name of everything starts that is not yet whole
+
 
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Call ``write`` on a temporary file in ``path``'s folder, then move it into place in one step.
@@ -20,7 +23,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     The temporary file carries the suffix of ``path`` because some writers choose the format by it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-", suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED, suffix=path.suffix)
     os.close(handle)
     temporary = Path(name)
     try:
@@ -29,8 +32,21 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename is None:  # a full disk is noticed by a write, which does not know the name
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process left half-written in ``folder`` (not below it). Only for who writes there alone."""
+    for left in folder.glob(f"{_UNFINISHED}*"):
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def _ordinary_mode() -> int:
@@ -105,13 +121,17 @@ class FolderBusyError(UserError):
 
 @contextmanager
 def folder_lock(folder: Path, what: str) -> Iterator[None]:
-    """Hold ``folder`` for this process; a second one is told so at once. The lock dies with its process."""
+    """Hold ``folder`` for this process; a second one is told so at once. The lock dies with its process.
+
+    What a killed holder left half-written in the folder is removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as stream:
         try:
             import fcntl
 
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_unfinished(folder)
         except ImportError:  # not a POSIX system: two writers are then the user's to avoid
             pass
         except BlockingIOError:

@@ -11,6 +11,7 @@ from afire.errors import UserError
 from afire.files import (
     folder_lock,
     read_json,
+    remove_unfinished,
     require_file,
     require_folder,
     sha256_file,
@@ -68,3 +69,25 @@ def test_paths_of_the_wrong_kind_are_sentences(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         require_file(tmp_path / "g", "manifest")
     assert sha256_file(tmp_path / "f").startswith("ba7816bf")
+
+
+def test_a_full_disk_is_said_of_the_file_and_not_of_its_temporary_name(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_atomic(tmp_path / "a.txt", fail)
+    assert caught.value.filename == str(tmp_path / "a.txt")
+
+
+def test_who_takes_the_lock_removes_what_a_kill_left(tmp_path: Path) -> None:
+    (tmp_path / ".part-step/below").mkdir(parents=True)
+    for name in (".part-1.json", "whole.json", "inside/.part-2.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with folder_lock(tmp_path, "the pack"):
+        assert {path.name for path in tmp_path.iterdir()} == {"whole.json", "inside", ".lock"}
+    assert (tmp_path / "inside/.part-2.json").exists(), "another folder may have another writer"
+    remove_unfinished(tmp_path / "inside")
+    assert not any((tmp_path / "inside").iterdir())
+    remove_unfinished(tmp_path / "nowhere")

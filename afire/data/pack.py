@@ -174,28 +174,35 @@ def _results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[i
             "a process that reads films has died, on a film or for lack of memory; run again to continue, with fewer "
             "workers if need be (`afire data check` names a film that ends its process)."
         ) from None
+    except OSError as error:
+        if error.filename is None:  # a full disk is noticed by a write, which does not know the name
+            error.filename = "the pack"
+        raise
 
 
 def _pack_chunk(
     root: Path, names: list[str], rows: list[int], target: Path, settings: PackSettings
 ) -> dict[int, dict[str, str]]:
     """Decode, resize and store some films; for each row its digest or its error. Runs in a worker."""
-    array = np.lib.format.open_memmap(target, mode="r+")
+    start = np.lib.format.open_memmap(target, mode="r").offset
     top = 255 if settings.bits == 8 else 65535
     results: dict[int, dict[str, str]] = {}
-    for name, row in zip(names, rows, strict=True):
-        try:
-            film, info = read_film(inside_root(root, name), voi=settings.voi)
-        except ImageError as error:
-            results[row] = {"error": str(error)}
-            continue
-        square = fit_square(film, settings.size, settings.fit)
-        pixels = np.rint(square * top).astype(settings.dtype)
-        array[row] = pixels
-        results[row] = {"digest": hashlib.blake2b(pixels.tobytes(), digest_size=12).hexdigest()}
-        if info.constant:
-            results[row]["note"] = "constant"
-    array.flush()
+    with target.open("rb+") as stream:  # not the map: on a full disk the system ends a process that writes through one
+        for name, row in zip(names, rows, strict=True):
+            try:
+                film, info = read_film(inside_root(root, name), voi=settings.voi)
+            except ImageError as error:
+                results[row] = {"error": str(error)}
+                continue
+            square = fit_square(film, settings.size, settings.fit)
+            pixels = np.rint(square * top).astype(settings.dtype).tobytes()
+            stream.seek(start + row * len(pixels))
+            stream.write(pixels)
+            results[row] = {"digest": hashlib.blake2b(pixels, digest_size=12).hexdigest()}
+            if info.constant:
+                results[row]["note"] = "constant"
+        stream.flush()
+        os.fsync(stream.fileno())
     return results
 
 

@@ -153,9 +153,11 @@ class Run:
         if found is not None and ranks.scaler is not None and found.state.get("scaler"):
             ranks.scaler.load_state_dict(dict(found.state["scaler"]))
         self.step = self.first_step
-        self.losses: dict[str, float] = {}
-        self.health: Health | None = None
-        self.red_epochs = 0
+        # Of the last step and epoch: a run that was killed after its last checkpoint has nothing left to measure.
+        before = found.state if found is not None else {}
+        self.losses: dict[str, float] = dict(before.get("losses") or {})
+        self.health: Health | None = Health(**before["health"]) if before.get("health") else None
+        self.red_epochs = int(before.get("red_epochs", 0))
         self.last_save = time.monotonic()
 
     def _start_from(self, init: str | Path) -> None:
@@ -299,6 +301,8 @@ class Run:
             "processes": self.plan.world,
             "data_hash": self.data["hash"],
             "losses": self.losses,
+            "health": _if_finite(self.health.as_dict()) if self.health is not None else None,
+            "red_epochs": self.red_epochs,
             "config": self.config.model_dump(),
             "scaler": scaler.state_dict() if scaler is not None else None,
         }
@@ -352,3 +356,8 @@ class Run:
             }
             self.folder.finish(self.config, self.data, summary)
         return PretrainResult(status, signal, self.step, self.schedules.steps, self.losses, speed, wait)
+
+
+def _if_finite(numbers: dict[str, float]) -> dict[str, float] | None:
+    """``numbers``, unless one of them could not be stored as JSON."""
+    return numbers if np.isfinite(list(numbers.values())).all() else None

@@ -19,7 +19,8 @@ import torch
 from afire._version import __version__
 from afire.config import Config, Section, load_settings, to_yaml
 from afire.errors import UserError
-from afire.files import read_json, write_json, write_text
+from afire.files import read_json, remove_unfinished, write_json, write_text
+from afire.training.checkpoint import FOLDER as CHECKPOINTS
 from afire.training.checkpoint import Checkpoint, newest_checkpoint
 
 _PACKAGES = ("torch", "accelerate", "numpy", "safetensors", "pandas", "pydicom", "pillow")
@@ -50,6 +51,7 @@ class RunFolder:
                 raise UserError(
                     f"{self.path} already holds a run; add --resume to go on with it, or choose another --out."
                 )
+            self._clear_litter()
             self._describe(config, data)
             return None
         if not self.exists:
@@ -59,6 +61,7 @@ class RunFolder:
             raise UserError(
                 f"the run in {self.path} was made with other settings ({'; '.join(changes)}); add --force to go on."
             )
+        self._clear_litter()
         checkpoint = newest_checkpoint(self.path)
         if changes or checkpoint is None:
             self._describe(config, data)
@@ -80,6 +83,11 @@ class RunFolder:
         write_json(self.path / DATA, dict(data))
         write_json(self.path / ENVIRONMENT, environment())
         write_text(self.path / CONFIG, to_yaml(config))  # last: its presence is what makes a folder a run
+
+    def _clear_litter(self) -> None:
+        """Remove what a killed run left half-written."""
+        for folder in (self.path, self.path / CHECKPOINTS, self.path / "pictures"):
+            remove_unfinished(folder)
 
     def _forget_after(self, step: int) -> None:
         """Drop metrics of steps that will be run again."""

@@ -196,6 +196,25 @@ def _journal_lines(out: Path) -> int:
     return len(journal.read_bytes().splitlines()) if journal.exists() else 0
 
 
+def test_a_full_disk_ends_no_process_and_a_rerun_continues(tmp_path: Path) -> None:
+    """Writing through a memory map would end the process with SIGBUS here."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "afire-test", str(disk)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs root to mount a small file system")
+    try:
+        manifest = draw(tmp_path / "films", 80)
+        settings = PackSettings(size=64)
+        with pytest.raises(OSError, match="No space left on device"):
+            pack(manifest, disk / "pack", settings, workers=1)
+        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        assert pack(manifest, disk / "pack", settings, workers=1) == pack(manifest, tmp_path / "whole", settings)
+        assert (disk / "pack/images.npy").read_bytes() == (tmp_path / "whole/images.npy").read_bytes()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
 def test_a_wrong_path_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -136,10 +136,19 @@ def test_resuming_with_other_settings_names_them(packed: Path, smallest: MakeCon
 def test_resuming_a_finished_run_changes_nothing(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
     config, films = smallest("training.epochs=1"), PackedFilms(packed)
     pretrain(config, films, tmp_path / "run")
-    before = weights(tmp_path / "run")
-    result = pretrain(config, films, tmp_path / "run", resume=True)
+    run = tmp_path / "run"
+    before, told = weights(run), json.loads((run / "summary.json").read_text())
+    (run / "summary.json").unlink()  # as if it had been killed after its last checkpoint
+    litter = [run / ".part-x.json", run / "checkpoints/.part-step-00000004/model.safetensors", run / "pictures/.part-y"]
+    for left in litter:
+        left.parent.mkdir(exist_ok=True)
+        left.touch()
+    result = pretrain(config, films, run, resume=True)
     assert result.status == "finished" and result.step == result.steps
-    assert all(torch.equal(before[key], value) for key, value in weights(tmp_path / "run").items())
+    assert all(torch.equal(before[key], value) for key, value in weights(run).items())
+    again = json.loads((run / "summary.json").read_text())
+    assert again["losses"] == told["losses"] and told["losses"] and again["health"] == told["health"]
+    assert not list(run.rglob(".part-*")), "what a kill left half-written is gone"
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
