@@ -1,0 +1,1 @@
+"""The drills of ``benchmarks/faults.py``: kills, a full disk, mutated files."""
