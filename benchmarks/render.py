@@ -21,9 +21,9 @@ of two things measured in the same run; seconds and images/s stand below only to
 STUDIES = """\
 ## Not on this page
 
-Scripts in `benchmarks/` that count or study rather than time: `flops.py` ([what a run costs](scaling.md)), `audit.py`
-([audit](audit.md)), `detect_domain.py` ([detection](detect.md)), `phantom.py` and `phantom_shortcuts.py`
-([phantom](phantom.md)).
+Scripts in `benchmarks/` that count or study rather than time, and that `make bench` leaves alone: `flops.py`
+([what a run costs](scaling.md)), `audit.py` ([audit](audit.md)), `detect_domain.py` ([detection](detect.md)),
+`phantom.py` and `phantom_shortcuts.py` ([phantom](phantom.md)), and others that the pages they belong to name.
 """
 
 
@@ -129,17 +129,14 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _history(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Goals that were missed: the reason that a profile showed, and what mending it changed."""
+    """What profiles showed, and what a change made of it; each entry has the columns it needs."""
     if not history:
         return []
     blocks = [
-        "## Before and after\n\nWhat profiles showed, and what was changed. Before and after are of one sitting on one "
-        "machine, recorded by hand in `benchmarks/history.json`."
+        "## Profiles, before and after\n\nWhat profiles showed and what was changed for it. The numbers of a table are "
+        "of one sitting on one machine, recorded by hand in `benchmarks/history.json`."
     ]
     for entry in history:
-        rows = [[row["figure"], row["before"], row["after"]] for row in entry.get("rows", ())]
-        table = _table(["figure", "before", "after"], rows) if rows else ""
-        heading = f"### {entry['title']}"
         told = f"{entry['told']} Measured with `{entry['command']}`, {entry['where']}."
-        blocks.append("\n\n".join(block for block in (heading, told, table) if block))
+        blocks.append("\n\n".join([f"### {entry['title']}", told, _table(entry["columns"], entry["rows"])]))
     return blocks

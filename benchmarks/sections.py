@@ -48,6 +48,13 @@ SECTIONS = (
         "after the networks, among squares and the products that ViT-B consists of.",
     ),
     Section(
+        "brakes",
+        "What usually slows a step down",
+        "The ways that are known to cost time, each against afire's, at the size of ViT-B: the optimiser, the "
+        "teacher's EMA, and attention on views of one product against contiguous copies. In turns, the fastest of "
+        "each; attention is one of 20 blocks, forward and backward.",
+    ),
+    Section(
         "scaling",
         "The command against its step, and processes",
         "`afire pretrain` as a user starts it (pack, journal, checkpoint, summary) against its step on a batch "

@@ -87,11 +87,13 @@ def test_parts_of_different_commits_say_so() -> None:
 
 
 def test_history_shows_before_and_after() -> None:
-    row = {"figure": "whole / bare", "before": "1.40", "after": "1.05"}
-    entry = {"title": "A step", "told": "Copies.", "command": "python x.py", "where": "here", "rows": [row]}
+    entry = {"title": "A step", "told": "Copies.", "command": "python x.py", "where": "here"}
+    entry |= {"columns": ["figure", "before", "after"], "rows": [["whole / bare", "1.40", "1.05"]]}
     text = render({"parts": {}}, [entry])
-    assert "## Before and after" in text and "| whole / bare | 1.40 | 1.05 |" in text and "`python x.py`" in text
-    assert "Before and after" not in render({"parts": {}})
+    assert (
+        "## Profiles, before and after" in text and "| whole / bare | 1.40 | 1.05 |" in text and "`python x.py`" in text
+    )
+    assert "before and after" not in render({"parts": {}})
 
 
 def test_numbers_keep_about_three_digits() -> None:
