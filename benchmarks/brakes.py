@@ -25,11 +25,11 @@ Works = dict[str, Callable[[], object]]
 
 
 def optimisers(shapes: list[torch.Size]) -> Works:
-    def make(**how: bool) -> Callable[[], object]:
+    def make(fused: bool | None = None, foreach: bool | None = None) -> Callable[[], object]:
         parameters = [torch.zeros(shape, requires_grad=True) for shape in shapes]
         for parameter in parameters:
             parameter.grad = torch.full_like(parameter, 1e-3)
-        return torch.optim.AdamW(parameters, lr=1e-5, **how).step
+        return torch.optim.AdamW(parameters, lr=1e-5, fused=fused, foreach=foreach).step
 
     return {"fused": make(fused=True), "foreach": make(foreach=True), "loop": make(foreach=False)}
 
