@@ -26,6 +26,7 @@ from PIL import Image
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import load_config
+from afire.data.decode import read_film
 from afire.data.phantom import draw_film
 from afire.data.resize import fit_square
 from afire.model import AFiRe
@@ -35,8 +36,10 @@ from afire.tasks.detect.choose import Choice, Component
 from afire.tasks.detect.detector import Detector, HeatScale
 from afire.tasks.detect.domain import Domain, rank_pictures
 from afire.tasks.detect.evidence import look, settle
+from afire.tasks.detect.findings import SCORED, FilmResult
 from afire.tasks.detect.gaussian import TokenGaussian
-from afire.tasks.detect.run import RunTask, run_detector
+from afire.tasks.detect.regions import regions
+from afire.tasks.detect.run import Drawing, ReadFilm, RunTask, run_detector
 from afire.tasks.detect.scores import Fitted, Standard, raw_maps, suspicious
 
 GOAL = 0.80
@@ -113,8 +116,55 @@ def run(preset: str, size: int, films: int, side: int, repetitions: int, clock: 
 
 def one_run(detector: Detector, folder: Path, pictures: bool) -> None:
     out = Path(tempfile.mkdtemp(dir=folder)) / "out"  # a new one: clearing the last one is not part of a run
-    painter = Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0) if pictures else None
+    painter = make_painter(detector, out) if pictures else None
     run_detector(RunTask(detector, "0" * 64, folder / "films", out, painter, batch=BATCH))
+
+
+def make_painter(detector: Detector, out: Path) -> Painter:
+    return Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0)
+
+
+def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, float]:
+    """CPU milliseconds of one film on one thread, piece by piece: why a run takes longer than its networks."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        large = draw_folder(folder / "films", BATCH, side)[:, 0].numpy()
+        files = sorted((folder / "films").iterdir())
+        squares = np.stack([fit_square(film, size) for film in large])
+        images = torch.from_numpy(squares)[:, None]
+        detector = random_detector(preset, size, images)
+        found = detector.score(images, restore=True)
+        assert found.restored is not None
+        infos = [read_film(file)[1] for file in files]
+        shown = (large * 255).astype(np.uint8)
+        drawings = [
+            Drawing(
+                ReadFilm(number, file.name, file, squares[number], shown[number], infos[number]),
+                FilmResult(number, file.name, SCORED),
+                found.heat[number],
+                found.restored[number],
+            )
+            for number, file in enumerate(files)
+        ]
+
+        def draw() -> None:
+            paint = make_painter(detector, Path(tempfile.mkdtemp(dir=folder)))
+            for drawing in drawings:
+                paint(drawing)
+
+        works = {
+            "networks": bare_passes(detector, images),
+            "decode and resize": lambda: [fit_square(read_film(file)[0], size) for file in files],
+            "domain": lambda: detector.domain.objections(images, infos),
+            "region in words": lambda: regions(squares, found.heat),
+            "pictures": draw,
+        }
+        interleaved(works, 1)
+        times = interleaved(works, repetitions, CLOCKS["cpu"])
+    torch.set_num_threads(threads)
+    return {name: 1000 * min(taken) / BATCH for name, taken in times.items()}
 
 
 def measure(quick: bool = False) -> Findings:
@@ -130,7 +180,17 @@ def measure(quick: bool = False) -> Findings:
         speeds = [digits(found[f"{kind}, films/s"]) for kind in ("bare", "run", "run with pictures")]
         rows.append([labels[name], str(found["films"]), *speeds])
     columns = ["network", "films", "bare, films/s", "run without pictures, films/s", "run with pictures, films/s"]
-    return Findings(figures, [Table("JPEG films of 256 px, batches of 32", columns, rows)])
+    found = pieces("small", 128, 256, 1 if quick else 5)
+    split = [[name, digits(taken), digits(taken / found["networks"])] for name, taken in found.items()]
+    together = sum(found.values())
+    split.append(["together", digits(together), digits(together / found["networks"])])
+    tables = [
+        Table("JPEG films of 256 px, batches of 32", columns, rows),
+        Table("One film with `small` on one thread, piece by piece", ["piece", "CPU ms", "to the networks"], split),
+    ]
+    best = digits(found["networks"] / together)
+    words = f"When every core is busy with the networks, a run with pictures and `small` reaches {best} at best."
+    return Findings(figures, tables, [words])
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from afire.lesions import synthesize_keyed
 from afire.model import AFiRe
 from afire.training.engine import make_optimizer
 
-FILMS, BATCH, SIZE = 1536, 32, 128  # enough steps that the first one and the last checkpoint weigh little
+FILMS, BATCH, SIZE = 1280, 32, 128  # enough steps that the first one and the last checkpoint weigh little
 LOOP_GOAL, PAIR_GOAL = 0.95, 1.8
 SETTINGS = ["training.epochs=1", "run.picture_epochs=0", f"image.size={SIZE}"]
 
@@ -102,7 +102,7 @@ def run(rounds: int, films: int) -> dict[str, Any]:
         for number in range(rounds):
             out = Path(name) / f"round{number}"
             found = {
-                "bare": bare_step(config, films // BATCH),
+                "bare": bare_step(config, min(16, films // BATCH)),
                 "loop": whole_command(data, out / "loop", 1, threads, BATCH),
                 "one process": whole_command(data, out / "one", 1, 1, BATCH),
                 "two processes": whole_command(data, out / "two", 2, 1, BATCH),

@@ -81,7 +81,7 @@ def measure(quick: bool = False) -> Findings:
         results = {"preset small, batch 2": compare(small, 2, 1, CLOCKS["wall"]) | {"goal": None}}
     else:
         labels = {"base_batch_8": "ViT-B, batch 8", "tiny_batch_32": "ViT-tiny, batch 32"}
-        results = {label: run(case, 4, CLOCKS["wall"]) for case, label in labels.items()}
+        results = {label: run(case, 3, CLOCKS["wall"]) for case, label in labels.items()}
     figures = [
         Figure(f"whole step / bare networks, {label}", one["ratio"], "share", one["goal"], "at most")
         for label, one in results.items()

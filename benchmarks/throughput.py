@@ -75,7 +75,7 @@ def measure(quick: bool = False) -> Findings:
     for name in ("small",) if quick else CASES:
         case = CASES[name]
         batches = (1, 2) if quick else case.batches
-        speeds = run(name, batches, 1 if quick else 3)
+        speeds = run(name, batches, 1 if quick else 2)
         largest, one = max(batches), min(batches)
         figures.append(Figure(f"images/s, batch {largest} / batch {one}, {case.label}", speeds[largest] / speeds[one]))
         rows = [[str(batch), digits(speed), f"{digits(speed / speeds[one])} ×"] for batch, speed in speeds.items()]
