@@ -42,6 +42,6 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
         part.replace(final)
         shutil.rmtree(old, ignore_errors=True)
     except SafetensorError as error:  # a full disk, reported in its own way
-        raise UserError(f"cannot write {out}: {error}") from error
+        raise UserError(f"cannot write {out}: {error}; free space or choose another folder.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
