@@ -64,7 +64,7 @@ def of_pack(out: Path) -> tuple[Verdicts, dict[str, Any]]:
     table = pd.read_parquet(out / "manifest.parquet")
     pixels = np.load(out / "images.npy", mmap_mode="r")
     rows = zip(table["image"], table["meta:pack_row"], strict=True)
-    packed = {image: pixels[row].tobytes() for image, row in rows}
+    packed = {image: pixels[int(row)].tobytes() for image, row in rows}
     if both := packed.keys() & summary["skipped"].keys():
         raise DrillError(f"the pack both holds and skips {sorted(both)}")
     return dict.fromkeys(packed, "") | _once(list(summary["skipped"].items()), "pack.json"), packed
