@@ -28,7 +28,7 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     temporary = Path(name)
     try:
         write(temporary)
-        temporary.chmod(_MODE)  # mkstemp makes 0600; the result should be readable like any other file
+        temporary.chmod(ORDINARY_MODE)  # mkstemp makes 0600; the result should be readable like any other file
         with temporary.open("rb+") as stream:
             os.fsync(stream.fileno())
         temporary.replace(path)
@@ -56,7 +56,7 @@ def _ordinary_mode() -> int:
     return 0o666 & ~mask
 
 
-_MODE = _ordinary_mode()
+ORDINARY_MODE = _ordinary_mode()
 
 
 def write_text(path: Path, text: str) -> None:

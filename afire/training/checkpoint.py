@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from afire.errors import UserError
-from afire.files import require_folder, sha256_file, write_json
+from afire.files import ORDINARY_MODE, require_folder, sha256_file, write_json
 from afire.weights.bundle import is_bundle, open_bundle
 from afire.weights.hub import local_path
 
@@ -163,6 +163,7 @@ def _fused(optimizer: torch.optim.Optimizer) -> bool:
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(ORDINARY_MODE)  # safetensors makes 0600; colleagues may read a run as they may read its settings
     with path.open("rb+") as stream:
         os.fsync(stream.fileno())
 

@@ -30,6 +30,9 @@ def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
 def test_what_is_restored_trains_on_bit_by_bit(tmp_path: Path) -> None:
     model, optimizer = trained()
     save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=2)
+    other_file = tmp_path / "other"
+    other_file.touch()
+    assert {path.stat().st_mode for path in tmp_path.glob("checkpoints/*/*")} == {other_file.stat().st_mode}
     other, other_optimizer = trained(0)
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None and checkpoint.step == 2
