@@ -1,0 +1,105 @@
+"""The search and the study behind the results page: what they run, in which order, and what they make of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import proof  # noqa: E402
+import search  # noqa: E402
+
+from afire.config import changed, load_config  # noqa: E402
+
+PLAN = yaml.safe_load((ROOT / "benchmarks" / "proof.yaml").read_text(encoding="utf-8"))
+CANDIDATES = yaml.safe_load((ROOT / "benchmarks" / "search.yaml").read_text(encoding="utf-8"))
+
+
+def test_every_step_comes_after_what_it_needs_and_pretraining_sees_training_films_only() -> None:
+    known: set[str] = set()
+    for step in proof.steps(Path("data"), PLAN):
+        assert set(step.needs) <= known and step.name not in known
+        known.add(step.name)
+        if step.words[0] == "pretrain":
+            assert step.words[step.words.index("--split") + 1] == "splits/both/split.json"
+        elif step.words[0] not in ("data", "compare"):
+            assert "--split" in step.words
+    assert {f"pretrain-{name}-{seed}" for name in PLAN["methods"] for seed in PLAN["seeds"]} <= known
+
+
+@pytest.mark.parametrize("name", CANDIDATES["candidates"])
+def test_candidates_are_settings(name: str) -> None:
+    found = CANDIDATES["candidates"][name]
+    config = changed(load_config(CANDIDATES["preset"]), search._merged(CANDIDATES["base"], found["settings"]))
+    assert config.image.size == found.get("pixels", 128)
+
+
+@pytest.mark.parametrize("name", PLAN["methods"])
+def test_methods_are_settings(name: str) -> None:
+    merged = proof._merged(proof._merged(PLAN["schedule"], PLAN["chosen"]), PLAN["methods"][name]["settings"])
+    by_words = load_config(PLAN["preset"], overrides=[word for word in proof._sets(proof._flat(merged)) if "=" in word])
+    assert by_words == changed(load_config(PLAN["preset"]), merged)
+
+
+class Calls(proof.Study):
+    """A study whose commands only make their marker, or fail."""
+
+    def __init__(self, out: Path, todo: list[proof.Step], failing: str = "") -> None:
+        super().__init__(out, todo, jobs=2)
+        self.failing, self.called = failing, []  # type: ignore[var-annotated]
+
+    def _call(self, step: proof.Step) -> bool:
+        self.called.append(step.name)
+        if step.name == self.failing:
+            return False
+        (self.out / step.marker).write_text("{}")
+        return True
+
+
+def chain() -> list[proof.Step]:
+    needs: dict[str, tuple[str, ...]] = {"a": (), "b": ("a",), "c": ("b",), "d": ("a",), "e": ("c", "d")}
+    return [proof.Step(name, ("data",), need, f"{name}.json") for name, need in needs.items()]
+
+
+def test_a_study_runs_each_step_once_and_goes_on(tmp_path: Path) -> None:
+    broken = Calls(tmp_path, chain(), failing="c")
+    assert broken.run() == 1 and sorted(broken.called) == ["a", "b", "c", "d"]
+    mended = Calls(tmp_path, chain())
+    assert mended.run() == 0 and mended.called == ["c", "e"]
+    again = Calls(tmp_path, chain())
+    assert again.run() == 0 and again.called == []
+
+
+def test_a_stopped_pretraining_is_not_finished(tmp_path: Path) -> None:
+    study = proof.Study(tmp_path, [], 1)
+    step = proof.Step("pretrain-x-0", ("pretrain",), (), "summary.json")
+    for status, done in (("stopped", False), ("finished", True)):
+        (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+        assert study._is_done(step) is done
+
+
+def test_the_search_ranks_by_the_mean_of_three(tmp_path: Path) -> None:
+    def found(probe: float, nih: float, detect: float) -> dict[str, Any]:
+        low = {"childcxr detect gaussian": 0.5, "nih detect gaussian": 0.5}
+        tops = {"childcxr detect surprise": detect, "nih detect surprise": 0.4}
+        return {"childcxr probe 1 %": probe - 0.1, "childcxr probe 10 %": probe + 0.1, "nih probe": nih, **low, **tops}
+
+    for name, values in {"worse": found(0.8, 0.6, 0.7), "better": found(0.8, 0.6, 0.9)}.items():
+        folder = tmp_path / f"{name}-seed0"
+        folder.mkdir()
+        (folder / "candidate.json").write_text(json.dumps({"name": name, "title": name, "seed": 0}))
+        judged = {"found": values, "seconds": 120, "health": ["green", ""], "losses": {}}
+        (folder / "judged.json").write_text(json.dumps(judged))
+    search.write_table(tmp_path)
+    rows = json.loads((tmp_path / "search.json").read_text())
+    assert [row["name"] for row in rows] == ["better", "worse"]
+    assert rows[0]["criterion"]["detection"] == pytest.approx(0.7)  # the best score of each set: 0.9 and 0.5
+    assert rows[0]["criterion"]["mean"] == pytest.approx(0.7)
+    assert "| better | 0 | 0.800 | 0.600 | 0.700 | 0.700 | 2.0 |" in (tmp_path / "search.md").read_text()
