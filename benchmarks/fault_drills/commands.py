@@ -23,12 +23,13 @@ class DrillError(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended. ``peak_megabytes`` is of its largest process."""
+    """How a command ended. ``cpu_seconds`` are of all its processes, ``peak_megabytes`` of the largest."""
 
     code: int
     said: str
     errors: str
     seconds: float
+    cpu_seconds: float
     peak_megabytes: float
     killed: bool = False
 
@@ -37,6 +38,7 @@ class Ended:
         return {
             "exit code": self.code,
             "seconds": round(self.seconds, 1),
+            "cpu seconds": round(self.cpu_seconds, 1),
             "peak_megabytes": round(self.peak_megabytes),
         }
 
@@ -50,14 +52,15 @@ def run(
     command: Sequence[str],
     log: Path,
     *,
-    seconds: float = 900.0,
+    seconds: float = 1800.0,
     kill_when: Callable[[float], bool] | None = None,
     kill_workers: bool = True,
 ) -> Ended:
-    """Run to the end, or until ``kill_when`` (of the seconds since the start) says so: then ``kill -9``.
+    """Run to the end, or until ``kill_when`` says so of the CPU seconds used so far: then ``kill -9``.
 
-    The kill is of the whole process group, or without ``kill_workers`` of the first process alone. More than
-    ``seconds`` is a hang. Whatever happens, no process of the command may be left.
+    CPU seconds tell how far a command is, however busy the machine is with other things meanwhile. The kill is of the
+    whole process group, or without ``kill_workers`` of the first process alone. More than ``seconds`` is a hang.
+    Whatever happens, no process of the command may be left.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -70,7 +73,7 @@ def run(
                 taken = time.monotonic() - start
                 if pid:
                     break
-                if not killed and kill_when is not None and kill_when(taken):
+                if not killed and kill_when is not None and kill_when(cpu_seconds(process.pid)):
                     (os.killpg if kill_workers else os.kill)(process.pid, signal.SIGKILL)
                     killed = True
                 if taken > seconds:
@@ -86,6 +89,7 @@ def run(
         log.with_suffix(".out").read_text(errors="replace"),
         log.with_suffix(".err").read_text(errors="replace"),
         taken,
+        usage.ru_utime + usage.ru_stime,
         usage.ru_maxrss / 1024,
         killed and process.returncode == -signal.SIGKILL,
     )
@@ -110,6 +114,22 @@ def require_manners(ended: Ended, what: str, codes: Sequence[int] = DOCUMENTED) 
 def last_line(text: str) -> str:
     """The last thing that was said."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and those it has started, so far."""
+    ticks = 0
+    try:
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has just ended
+        below = []
+    for one in (pid, *map(int, below)):
+        try:
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def alive_in_session(session: int) -> list[int]:

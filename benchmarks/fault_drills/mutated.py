@@ -20,7 +20,7 @@ from fault_drills.mutants import Mutant, write_good, write_mutants
 Verdicts = dict[str, str]
 """For each file the reason why it was refused, or empty where it was read."""
 _WORKERS = 2
-_SECONDS = 900.0
+_SECONDS = 1800.0
 
 
 def fit_detector(pack: Path, out: Path, logs: Path) -> Path:

@@ -50,18 +50,18 @@ def drill(folder: Path, source: Path, *, kills: int, seed: int) -> dict[str, Any
     """``kills`` packs that are killed once each; every second kill spares the workers, which must end by themselves."""
     rng, logs = np.random.default_rng([seed, 20]), folder / "logs"
     before = tree_hashes(source)
-    seconds = succeed(command(source, folder / "whole"), logs / "whole").seconds
+    cpu_seconds = succeed(command(source, folder / "whole"), logs / "whole").cpu_seconds
     expected = outcome(folder / "whole")
     films = len(expected["journal.jsonl"])
     phases: list[str] = []
     for number in range(kills):
         out = folder / f"pack-{number:02d}"
         for _ in range(_MOST_TRIES):
-            after = float(rng.uniform(0, seconds))
+            after = float(rng.uniform(0, cpu_seconds))
             ended = run(
                 command(source, out),
                 logs / f"pack-{number:02d}",
-                kill_when=lambda taken, after=after: taken >= after,  # type: ignore[misc]
+                kill_when=lambda used, after=after: used >= after,  # type: ignore[misc]
                 kill_workers=number % 2 == 0,
             )
             if ended.killed:
@@ -83,6 +83,6 @@ def drill(folder: Path, source: Path, *, kills: int, seed: int) -> dict[str, Any
         "kills": kills,
         "identical": kills,
         "films": films,
-        "seconds of a pack": round(seconds, 1),
+        "cpu seconds of a pack": round(cpu_seconds, 1),
         "killed while": dict(sorted(Counter(phases).items())),
     }

@@ -65,8 +65,8 @@ def _pretraining(found: Results) -> str:
     return f"""\
 ## `kill -9` during pre-training
 
-{found["drills"]} runs of the `tiny` preset ({found["steps"]} steps, {found["seconds of a run"]:.0f} s undisturbed, a checkpoint after every
-step), each killed with all its processes at a random moment between its start and its end, {found["kills"]} kills in all, then resumed until
+{found["drills"]} runs of the `tiny` preset ({found["steps"]} steps, {found["cpu seconds of a run"]:.0f} CPU seconds undisturbed, a checkpoint after every
+step), each killed with all its processes at a random moment of its computing time, start and end included, {found["kills"]} kills in all, then resumed until
 done. Every fifth run was killed at the first sight of a checkpoint being written. **{found["identical"]} of {found["drills"]} end
 bit-identical** to the undisturbed run: weights of student, teacher and decoder, prototypes, optimizer and `state.json` of every
 checkpoint, pictures, settings, and `metrics.jsonl` but for speed and waiting time. No process was left, and no file under a temporary name.
@@ -80,7 +80,7 @@ def _packing(found: Results) -> str:
     return f"""\
 ## `kill -9` during packing
 
-`afire data pack` of {found["films"]} films on two worker processes ({found["seconds of a pack"]:.0f} s undisturbed), {found["kills"]} times killed at
+`afire data pack` of {found["films"]} films on two worker processes ({found["cpu seconds of a pack"]:.0f} CPU seconds undisturbed), {found["kills"]} times killed at
 a random moment; every second kill was of the parent alone, and its workers ended by themselves. The same command again gave **{found["identical"]}
 of {found["kills"]} packs bit-identical** to the undisturbed one; the films packed are untouched.
 
@@ -115,7 +115,7 @@ def _mutated(found: Results) -> str:
         [
             f"`afire {name}`",
             one["exit code"],
-            f"{one['seconds']:.0f} s",
+            f"{one['cpu seconds']:.0f} s",
             f"{one['peak_megabytes']:,} MB",
             f"{one['alone']['peak_megabytes']:,} MB",
         ]
@@ -142,7 +142,7 @@ each good film comes out as it does alone: the same measurements, the same packe
 identifying tag is in anything said or written but the DICOM overlays. `data pack` without `--on-error skip` ends at the first with
 one sentence and exit code 2.
 
-{_table(["command", "exit code", "time", "memory, largest process", "on the good films alone"], commands)}
+{_table(["command", "exit code", "CPU time", "memory, largest process", "on the good films alone"], commands)}
 `data check` ends with 1 because unreadable films are an error of the set. `detect run` said: {counts}. Memory is bounded
 by the largest film that is allowed, 120 million pixels, times the workers that read: three of the bombs stay just below that limit
 and are read, as blank films.

@@ -69,19 +69,21 @@ def phase(out: Path) -> str:
     return "between checkpoints"
 
 
-def moment(rng: np.random.Generator, seconds: float, aimed_at: Path | None) -> Callable[[float], bool]:
+def moment(rng: np.random.Generator, cpu_seconds: float, aimed_at: Path | None) -> Callable[[float], bool]:
     """When to kill: at a random moment of the run, or from then on at the first sight of a checkpoint being written."""
-    after = float(rng.uniform(0, seconds))
+    after = float(rng.uniform(0, cpu_seconds))
 
-    def now(taken: float) -> bool:
-        if taken < after:
+    def now(used: float) -> bool:
+        if used < after:
             return False
         return aimed_at is None or any(aimed_at.glob(".part-step-*")) or (aimed_at.parent / "summary.json").exists()
 
     return now
 
 
-def one_drill(number: int, seed: int, pack: Path, folder: Path, seconds: float, expected: dict[str, Any]) -> list[str]:
+def one_drill(
+    number: int, seed: int, pack: Path, folder: Path, cpu_seconds: float, expected: dict[str, Any]
+) -> list[str]:
     """One run that is killed at least once and resumed to its end; the phases in which it was killed."""
     rng = np.random.default_rng([seed, number])
     out = folder / f"run-{number:02d}"
@@ -94,7 +96,7 @@ def one_drill(number: int, seed: int, pack: Path, folder: Path, seconds: float, 
         ended = run(
             command(pack, out, *resume),
             folder / f"logs/run-{number:02d}-{attempt}",
-            kill_when=moment(rng, seconds, aimed_at) if wants_kill else None,
+            kill_when=moment(rng, cpu_seconds, aimed_at) if wants_kill else None,
         )
         attempt += 1
         if ended.killed:
@@ -119,18 +121,18 @@ def drill(folder: Path, pack: Path, *, kills: int, seed: int, jobs: int) -> dict
     def undisturbed(number: int) -> Ended:
         return succeed(command(pack, folder / f"whole-{number}"), folder / f"logs/whole-{number}")
 
-    with ThreadPoolExecutor(jobs) as pool:  # as many at a time as later, so that the duration is that of the drills
-        seconds = max(ended.seconds for ended in pool.map(undisturbed, range(jobs)))
+    with ThreadPoolExecutor(jobs) as pool:
+        cpu_seconds = max(ended.cpu_seconds for ended in pool.map(undisturbed, range(jobs)))
         expected = outcome(folder / "whole-0")
         for number in range(1, jobs):
             require_equal(expected, outcome(folder / f"whole-{number}"), "a second undisturbed run")
-        drills = pool.map(lambda number: one_drill(number, seed, pack, folder, seconds, expected), range(kills))
+        drills = pool.map(lambda number: one_drill(number, seed, pack, folder, cpu_seconds, expected), range(kills))
         phases = [phase for phases in drills for phase in phases]
     return {
         "drills": kills,
         "kills": len(phases),
         "identical": kills,
         "steps": expected["summary.json"]["step"],
-        "seconds of a run": round(seconds, 1),
+        "cpu seconds of a run": round(cpu_seconds, 1),
         "killed while": dict(sorted(Counter(phases).items())),
     }
