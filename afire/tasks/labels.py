@@ -36,7 +36,13 @@ def _column(manifest: Manifest, name: str) -> NDArray[np.float64]:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise UserError(f"the manifest has no label {name!r}{hint} (it has {', '.join(known)}).")
     if np.isnan(values).all():
-        raise UserError(f"no film has a value for label {name}; choose other labels with --labels.")
+        columns = ["normal", *(LABEL_PREFIX + label for label in manifest.labels)]
+        if manifest.table[columns].notna().any(axis=None):
+            raise UserError(f"no film has a value for label {name}; choose other labels with --labels.")
+        raise UserError(
+            "these films have no labels, and this task needs some; build the manifest from class folders or a table "
+            "(`afire data build classes`, `afire data build csv`)."
+        )
     return values
 
 

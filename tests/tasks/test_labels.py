@@ -42,6 +42,8 @@ def test_mistakes_are_sentences() -> None:
         task_labels(films, ["Mas"])
     with pytest.raises(UserError, match="no film has a value for label Edema"):
         task_labels(films, ["Edema"])
+    with pytest.raises(UserError, match=r"these films have no labels.*afire data build classes"):
+        task_labels(manifest(normal=[NAN, NAN]))
     with pytest.raises(UserError, match="'Mass' more than once"):
         task_labels(films, ["Mass", "Mass"])
 
