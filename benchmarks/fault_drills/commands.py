@@ -66,9 +66,10 @@ def run(
     start = time.monotonic()
     with log.with_suffix(".out").open("wb") as out, log.with_suffix(".err").open("wb") as err:
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=out, stderr=err, start_new_session=True)
-        killed = False
+        killed, peak = False, 0.0
         try:
             while True:
+                peak = max(peak, peak_megabytes(process.pid))
                 pid, status, usage = os.wait4(process.pid, os.WNOHANG)
                 taken = time.monotonic() - start
                 if pid:
@@ -90,7 +91,7 @@ def run(
         log.with_suffix(".err").read_text(errors="replace"),
         taken,
         usage.ru_utime + usage.ru_stime,
-        usage.ru_maxrss / 1024,
+        peak,
         killed and process.returncode == -signal.SIGKILL,
     )
 
@@ -116,20 +117,40 @@ def last_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and those it has started, so far."""
-    ticks = 0
+def with_children(pid: int) -> list[int]:
+    """A process and those it has started."""
     try:
         below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:  # it has just ended
         below = []
-    for one in (pid, *map(int, below)):
+    return [pid, *map(int, below)]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds of a process and those it has started, so far."""
+    ticks = 0
+    for one in with_children(pid):
         try:
             fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_megabytes(pid: int) -> float:
+    """The most memory that a process, or one it has started, has held so far.
+
+    Asked while it runs: what the system tells at its end counts the memory of the process that started it, too.
+    """
+    peaks = [0.0]
+    for one in with_children(pid):
+        try:
+            status = Path(f"/proc/{one}/status").read_text()
+        except OSError:
+            continue
+        peaks += [int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:")]
+    return max(peaks)
 
 
 def alive_in_session(session: int) -> list[int]:

@@ -203,7 +203,6 @@ def _require_verdicts(bad: list[Mutant], good: list[str], verdicts: Mapping[str,
 
 
 def _reasons(bad: list[Mutant], verdicts: Verdicts) -> dict[str, int]:
-    """How often each reason was given; numbers in it do not tell reasons apart."""
-    words = (" ".join(verdicts[one.file].split(";")[0].split("(")[0].split()) for one in bad if verdicts[one.file])
-    plain = ("".join("N" if character.isdigit() else character for character in text) for text in words)
-    return dict(Counter(plain).most_common(8))
+    """How often the most frequent reasons were given, without the advice behind them."""
+    words = (verdicts[one.file].split(";")[0].split("(")[0].strip().rstrip(".") for one in bad if verdicts[one.file])
+    return dict(Counter(words).most_common(8))

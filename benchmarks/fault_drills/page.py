@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from fault_drills.films import FORMATS
+from fault_drills.hostile_tags import RAW, TAGS
+
 Results = Mapping[str, Any]
 
+_WIDTH = 135
 DEFECTS = """\
 - A disk that fills up during `afire data pack` ended the process with SIGBUS: pixels were written through a memory map, and the
   system kills a process whose map has no room behind it. They are now written as a file; a full disk is a sentence and exit code 2.
@@ -16,7 +21,7 @@ DEFECTS = """\
   `summary.json` and `README.md` had no losses and no health. Both are now kept with the checkpoint, as is the count of red epochs of
   `run.stop_on_collapse`.
 - Files under a temporary name (`.part-...`) stayed after a kill in the middle of a write. Whoever takes up the folder now removes them.
-- A full disk was said without a path where a small file was being written. The sentence now names the file.
+- A full disk was said without a path where a small file was being written, and without advice by `afire export`.
 """
 
 
@@ -33,7 +38,19 @@ def write_page(results: Results) -> str:
             parts.append(section(results[name]))
     parts.append(f"## Defects that the drill found\n\nAll are mended, each with a test.\n\n{DEFECTS}")
     parts.append(_where(results))
-    return "\n".join(part.rstrip("\n") + "\n" for part in parts)
+    return _wrapped("\n".join(part.rstrip("\n") + "\n" for part in parts))
+
+
+def _wrapped(text: str) -> str:
+    """Paragraphs of prose in lines of even length; everything else as it is."""
+    blocks = text.split("\n\n")
+    plain = [block[:1].isalnum() or block.startswith(("`data", "`afire")) for block in blocks]
+    return "\n\n".join(
+        textwrap.fill(block, _WIDTH, break_long_words=False, break_on_hyphens=False) + "\n" * block.endswith("\n")
+        if prose
+        else block
+        for block, prose in zip(blocks, plain, strict=True)
+    )
 
 
 _HEAD = """\
@@ -128,12 +145,12 @@ def _mutated(found: Results) -> str:
     return f"""\
 ## Mutated files
 
-{found["mutants"]} files made from phantom films in 14 formats (PNG, JPEG, TIFF, BMP; DICOM native, deflated, RLE, JPEG and JPEG 2000) among
+{found["mutants"]} files made from phantom films in {len(FORMATS)} formats (PNG, JPEG, TIFF, BMP; DICOM native, deflated, RLE, JPEG and JPEG 2000) among
 {found["good films"]} good ones, through the three commands that meet strangers' files:
 
 {_table(["mutation", "files", "read", "refused"], rows)}
 Truncated anywhere; one to eight bits flipped in the first 400 bytes or behind them (a film with a flipped pixel is still a film); films
-under another format's ending, and text, noise, archives or nothing under a film's; 66 lies in DICOM tags, from 65,535 x 65,535 pixels
+under another format's ending, and text, noise, archives or nothing under a film's; {len(TAGS) + len(RAW)} lies in DICOM tags, from 65,535 x 65,535 pixels
 and a billion frames to NaN slopes, markup in names and sequences 20,000 deep; PNG, TIFF and GIF of kilobytes that would be gigabytes, in
 pixels, texts or colour profiles; headers that no film has.
 
