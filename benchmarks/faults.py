@@ -46,8 +46,8 @@ def drills(options: argparse.Namespace) -> dict[str, Drill]:
         return folder / "pack"
 
     def kill_packing(folder: Path) -> dict[str, Any]:
-        write_phantom(folder / "phantom", options.pack_films, 160, 0, workers=1)
-        return packing.drill(folder, folder / "phantom", kills=options.pack_kills, seed=options.seed)
+        source = packing.draw_films(folder / "films", options.pack_films, 512)
+        return packing.drill(folder, source, kills=options.pack_kills, seed=options.seed)
 
     def mutate(folder: Path) -> dict[str, Any]:
         detector = mutated.fit_detector(small_pack(folder), folder / "detector", folder / "logs")
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--kills", type=int, default=50, help="drills of pre-training, each with at least one kill")
     found.add_argument("--films", type=int, default=120, help="in the pack that is pre-trained on")
     found.add_argument("--pack-kills", type=int, default=20, help="kills of packing")
-    found.add_argument("--pack-films", type=int, default=400, help="in the pack that is killed")
+    found.add_argument("--pack-films", type=int, default=1000, help="in the pack that is killed")
     found.add_argument("--mutants", type=int, default=500, help="mutated files")
     found.add_argument("--good", type=int, default=56, help="good films among them")
     found.add_argument("--work", type=Path, help="folder for everything, kept; default: a temporary one")

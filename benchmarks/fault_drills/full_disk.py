@@ -116,11 +116,11 @@ def _pretraining(folder: Path, pack: Path) -> tuple[Task, tuple[int, ...]]:
 
 def _packing(folder: Path, source: Path) -> tuple[Task, tuple[int, ...]]:
     def command(out: Path) -> list[str]:
-        return packing.command(source, out)
+        return packing.command(source / "images", out)
 
     succeed(command(folder / "whole-pack/out"), folder / "logs/whole-pack")
-    expected = packing.outcome(folder / "whole-pack/out")
-    return Task("data pack", command, command, packing.outcome, expected), (8, 600, 2000, 2450)
+    size, expected = _kilobytes(folder / "whole-pack/out"), packing.outcome(folder / "whole-pack/out")
+    return Task("data pack", command, command, packing.outcome, expected), (8, size // 4, size * 3 // 4, size - 20)
 
 
 def _checking(folder: Path, source: Path) -> tuple[Task, tuple[int, ...]]:
@@ -133,7 +133,7 @@ def _checking(folder: Path, source: Path) -> tuple[Task, tuple[int, ...]]:
         return table.drop(columns="modified").to_dict("list"), (out / "offenders.csv").read_text(), names
 
     run(command(folder / "whole-check/out"), folder / "logs/whole-check")
-    size = sum(path.stat().st_size for path in (folder / "whole-check/out").iterdir()) // 1024
+    size = _kilobytes(folder / "whole-check/out")
     return Task("data check", command, command, outcome, outcome(folder / "whole-check/out")), (8, size - 40)
 
 
@@ -150,8 +150,7 @@ def _detecting(folder: Path, pack: Path, source: Path) -> tuple[Task, tuple[int,
         return tree_hashes(out / "pictures"), (out / "results.csv").read_text()
 
     succeed(command(folder / "whole-detect/out"), folder / "logs/whole-detect")
-    size = sum(path.stat().st_size for path in (folder / "whole-detect/out").rglob("*") if path.is_file()) // 1024
-    expected = outcome(folder / "whole-detect/out")
+    size, expected = _kilobytes(folder / "whole-detect/out"), outcome(folder / "whole-detect/out")
     return Task("detect run", command, again, outcome, expected), (8, size // 2, size - 60)
 
 
@@ -165,3 +164,8 @@ def _exporting(folder: Path) -> tuple[Task, tuple[int, ...]]:
 
     succeed(command(folder / "whole-bundle/out"), folder / "logs/whole-bundle")
     return Task("export", command, command, outcome, outcome(folder / "whole-bundle/out")), (8, 300, 1000)
+
+
+def _kilobytes(folder: Path) -> int:
+    """What the files below ``folder`` need, rounded down."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) // 1024

@@ -12,12 +12,23 @@ import numpy as np
 
 from afire.files import sha256_file
 from fault_drills.commands import DrillError, afire, require_manners, run, stray_files, succeed, tree_hashes
+from fault_drills.films import phantom, raster
 
 _MOST_TRIES = 10
 
 
-def command(source: Path, out: Path) -> list[str]:
-    return afire("data", "pack", "--data", source / "manifest.parquet", "--out", out, "--size", 128, "--workers", 2)
+def draw_films(folder: Path, count: int, side: int) -> Path:
+    """Large films, so that reading them is most of the work; a few phantoms, each shifted so that no two are alike."""
+    folder.mkdir(parents=True)
+    drawn = [phantom(number, side) for number in range(min(count, 32))]
+    for number in range(count):
+        film = np.roll(drawn[number % len(drawn)], 3 * (number // len(drawn)), axis=1)
+        (folder / f"{number:04d}.png").write_bytes(raster(film, "PNG", compress_level=1))
+    return folder
+
+
+def command(source: Path, out: Path, workers: int = 2) -> list[str]:
+    return afire("data", "pack", "--data", source, "--out", out, "--size", 128, "--workers", workers)
 
 
 def outcome(pack: Path) -> dict[str, Any]:
@@ -46,11 +57,11 @@ def phase(out: Path, films: int) -> str:
     return "starting, before the first film" if not done else "packing films" if done < films else "finishing"
 
 
-def drill(folder: Path, source: Path, *, kills: int, seed: int) -> dict[str, Any]:
+def drill(folder: Path, source: Path, *, kills: int, seed: int, workers: int = 2) -> dict[str, Any]:
     """``kills`` packs that are killed once each; every second kill spares the workers, which must end by themselves."""
     rng, logs = np.random.default_rng([seed, 20]), folder / "logs"
     before = tree_hashes(source)
-    cpu_seconds = succeed(command(source, folder / "whole"), logs / "whole").cpu_seconds
+    cpu_seconds = succeed(command(source, folder / "whole", workers), logs / "whole").cpu_seconds
     expected = outcome(folder / "whole")
     films = len(expected["journal.jsonl"])
     phases: list[str] = []
@@ -59,7 +70,7 @@ def drill(folder: Path, source: Path, *, kills: int, seed: int) -> dict[str, Any
         for _ in range(_MOST_TRIES):
             after = float(rng.uniform(0, cpu_seconds))
             ended = run(
-                command(source, out),
+                command(source, out, workers),
                 logs / f"pack-{number:02d}",
                 kill_when=lambda used, after=after: used >= after,  # type: ignore[misc]
                 kill_workers=number % 2 == 0,
@@ -71,7 +82,7 @@ def drill(folder: Path, source: Path, *, kills: int, seed: int) -> dict[str, Any
         else:
             raise DrillError(f"packing {number} could not be killed")
         phases.append(phase(out, films))
-        succeed(command(source, out), logs / f"pack-{number:02d}-again")
+        succeed(command(source, out, workers), logs / f"pack-{number:02d}-again")
         if outcome(out) != expected:
             raise DrillError(f"packing {number}, killed {phases[-1]}, differs from the undisturbed pack")
         if left := stray_files(out):
