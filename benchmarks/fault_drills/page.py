@@ -21,7 +21,8 @@ DEFECTS = """\
   `summary.json` and `README.md` had no losses and no health. Both are now kept with the checkpoint, as is the count of red epochs of
   `run.stop_on_collapse`.
 - Files under a temporary name (`.part-...`) stayed after a kill in the middle of a write. Whoever takes up the folder now removes them.
-- A full disk was said without a path where a small file was being written, and without advice by `afire export`.
+- A full disk was said without a path where a small file was being written, and without advice by `afire export`. Left as it is:
+  `afire detect run` names no path when the disk fills up under its pictures or its journal.
 """
 
 
@@ -36,7 +37,7 @@ def write_page(results: Results) -> str:
     }.items():
         if name in results:
             parts.append(section(results[name]))
-    parts.append(f"## Defects found in writing and running it\n\nAll are mended, each with a test.\n\n{DEFECTS}")
+    parts.append(f"## Defects found in writing and running it\n\nMended, each with a test, but for what the last line says.\n\n{DEFECTS}")
     parts.append(_where(results))
     return _wrapped("\n".join(part.rstrip("\n") + "\n" for part in parts))
 
@@ -84,9 +85,9 @@ def _pretraining(found: Results) -> str:
 
 {found["drills"]} runs of the `tiny` preset ({found["steps"]} steps, {found["cpu seconds of a run"]:.0f} CPU seconds undisturbed, a checkpoint after every
 step), each killed with all its processes at a random moment of its computing time, start and end included, {found["kills"]} kills in all, then resumed until
-done. Every fifth run was killed at the first sight of a checkpoint being written. **{found["identical"]} of {found["drills"]} end
+done. Every fifth run waited from that moment on for the first sight of a checkpoint being written, or the end. **{found["identical"]} of {found["drills"]} end
 bit-identical** to the undisturbed run: weights of student, teacher and decoder, prototypes, optimizer and `state.json` of every
-checkpoint, pictures, settings, and `metrics.jsonl` but for speed and waiting time. No process was left, and no file under a temporary name.
+checkpoint, pictures, settings, and `metrics.jsonl` but for speed and waiting time. Not compared: `README.md`, `environment.json`, TensorBoard's files, and speed and memory in `summary.json`. No process was left, and no file under a temporary name.
 
 {_phases(found)}
 {_took(found)}
@@ -154,15 +155,15 @@ under another format's ending, and text, noise, archives or nothing under a film
 and a billion frames to NaN slopes, markup in names and sequences 20,000 deep; PNG, TIFF and GIF of kilobytes that would be gigabytes, in
 pixels, texts or colour profiles; headers that no film has.
 
-The three commands agree on every file. Each refused one is named once, with a reason, in `offenders.csv`, `pack.json` and `results.json`;
+The three commands agree on every file. Each refused one is named once, with a reason, in `offenders.csv` (as unreadable), `pack.json` and `results.json`;
 each good film comes out as it does alone: the same measurements, the same packed bits, {same}. No file changed. No text of an
 identifying tag is in anything said or written but the DICOM overlays. `data pack` without `--on-error skip` ends at the first with
 one sentence and exit code 2.
 
 {_table(["command", "exit code", "CPU time", "memory, largest process", "on the good films alone"], commands)}
-`data check` ends with 1 because unreadable films are an error of the set. `detect run` said: {counts}. Memory is bounded
-by the largest film that is allowed, 120 million pixels, times the workers that read: three of the bombs stay just below that limit
-and are read, as blank films.
+`data check` ends with 1 because unreadable films are an error of the set. `detect run` said: {counts}. The
+memory is that of the limits: a DICOM bomb is inflated up to 787 million bytes before it is refused, and three PNG bombs stay just
+below the 120 million pixels that are allowed and are read, as blank films. `detect run` reads two files at a time in one process.
 
 The most frequent reasons:
 
@@ -179,6 +180,6 @@ def _where(results: Results) -> str:
     return f"""\
 ## Where
 
-{one["cpu"]}, {one["cores"]} cores, {one["files on"]}, Python {one["python"]}, {packages}; one thread a process. Load at the end of each
-drill: {loads}. Numbers are in `benchmarks/faults.json`.
+{one["cpu"]}, {one["cores"]} cores, {one["files on"]}, Python {one["python"]}, {packages}; one thread a process. The drills were started one by one (`--only`), some side by side and beside other
+work, so minutes say little. Load at the end of each drill: {loads}. Numbers are in `benchmarks/faults.json`.
 """
