@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from steps import call, merged
 
 HERE = Path(__file__).parent
 SETS = ("childcxr", "nih", "shenzhen")
@@ -66,7 +65,7 @@ def steps(data: Path, plan: dict[str, Any], pixels: int = PIXELS) -> Iterator[St
         yield from _pretrain(name, method["settings"], plan)
         needs = tuple(f"pretrain-{name}-{seed}" for seed in plan["seeds"])
         yield from _tasks(name, method["title"], f"runs/{name}-{{seed}}", (), needs, seeds, plan)
-    settings = _flat(_merged(plan["schedule"], plan["chosen"]))
+    settings = _flat(merged(plan["schedule"], plan["chosen"]))
     chosen = ("--preset", plan["preset"], *_sets([text for text in settings if text.startswith(("encoder", "image"))]))
     yield from _tasks("random", "random weights", "random", chosen, (), seeds, plan)
     for trivial in ("metadata", "area", "sharpness"):
@@ -81,7 +80,7 @@ def _pack(name: str, needs: str, pixels: int) -> Step:
 
 
 def _pretrain(name: str, settings: dict[str, Any], plan: dict[str, Any]) -> Iterator[Step]:
-    changes = _flat(_merged(_merged(plan["schedule"], plan["chosen"]), settings))
+    changes = _flat(merged(merged(plan["schedule"], plan["chosen"]), settings))
     for seed in plan["seeds"]:
         run = f"runs/{name}-{seed}"
         words: tuple[str, ...] = ("pretrain", "--data", "packs/both", "--split", "splits/both/split.json")
@@ -153,13 +152,6 @@ def _comparisons(plan: dict[str, Any]) -> Iterator[Step]:
         yield Step(f"compare-{task}", words, tuple(rows), f"compare/{task}/comparison.md")
 
 
-def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    both = {section: dict(values) for section, values in base.items()}
-    for section, values in change.items():
-        both[section] = {**both.get(section, {}), **values}
-    return both
-
-
 def _flat(settings: dict[str, Any]) -> list[str]:
     return [f"{section}.{key}={json.dumps(v)}" for section, values in settings.items() for key, v in values.items()]
 
@@ -212,12 +204,8 @@ class Study:
         begun = step.resumable and log.exists()
         words = [sys.executable, "-m", "afire", *step.words, *(["--resume"] if begun else [])]
         started = time.monotonic()
-        with log.open("a") as stream:
-            environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-            process = subprocess.Popen(words, cwd=self.out, stdout=stream, stderr=stream, env=environment)
-            _, status, usage = os.wait4(process.pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        minutes = (usage.ru_utime + usage.ru_stime) / 60
+        code, seconds = call(words, log, self.out)
+        minutes = seconds / 60
         told = "done" if code == 0 else f"exit code {code}, see {log}"
         print(f"{step.name}: {told}; {minutes:.1f} core-minutes in {(time.monotonic() - started) / 60:.1f}", flush=True)
         return code == 0 and self._is_done(step)

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from steps import call, merged
 
 HERE = Path(__file__).parent
 SETS = ("childcxr", "nih")
@@ -83,7 +82,7 @@ def _run(one: Candidate, plan: dict[str, Any], given: argparse.Namespace) -> int
         return 0
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "settings.yaml"
-    settings.write_text(yaml.safe_dump(_merged(plan["base"], one.settings), sort_keys=False), encoding="utf-8")
+    settings.write_text(yaml.safe_dump(merged(plan["base"], one.settings), sort_keys=False), encoding="utf-8")
     (folder / "candidate.json").write_text(json.dumps({"name": one.name, "title": one.title, "seed": one.seed}))
     pack, run = f"{given.packs}{one.pixels}", folder / "run"
     train = [sys.executable, "-m", "afire", "pretrain", "--data", pack, "--split", given.split, "--out", run]
@@ -91,18 +90,15 @@ def _run(one: Candidate, plan: dict[str, Any], given: argparse.Namespace) -> int
     train += ["--set", "run.keep_checkpoints=1", *[word for text in given.set for word in ("--set", text)]]
     train += ["--resume"] if (run / "config.yaml").exists() else []
     weigh = [sys.executable, __file__, "--packs", pack, "--split", given.split, "--out", given.out, "--judge", folder]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     finished = (run / "summary.json").exists() and json.loads((run / "summary.json").read_text())[
         "status"
     ] == "finished"
-    with (folder / "log.txt").open("a") as log:
-        for command in ([] if finished else [train]) + [weigh]:
-            process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log, env=environment)
-            _, status, usage = os.wait4(process.pid, 0)  # tells the processor time of this child alone
-            if command is train:
-                _add_seconds(folder, usage.ru_utime + usage.ru_stime)
-            if code := os.waitstatus_to_exitcode(status):
-                return code
+    for command in ([] if finished else [train]) + [weigh]:
+        code, seconds = call(command, folder / "log.txt")
+        if command is train:
+            _add_seconds(folder, seconds)
+        if code:
+            return code
     return 0
 
 
@@ -111,13 +107,6 @@ def _add_seconds(folder: Path, seconds: float) -> None:
     file = folder / "seconds.json"
     earlier = json.loads(file.read_text()) if file.exists() else 0.0
     file.write_text(json.dumps(round(earlier + seconds, 1)))
-
-
-def _merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    both = {section: dict(values) for section, values in base.items()}
-    for section, values in change.items():
-        both[section] = {**both.get(section, {}), **values}
-    return both
 
 
 def judge(folder: Path, pack: Path, split_file: Path) -> None:

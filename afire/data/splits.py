@@ -73,17 +73,7 @@ def official_split(manifest: Manifest, val_share: float = 0.1, seed: int = 0) ->
 
 def random_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.2, seed: int = 0) -> Split:
     """Draw train, val and test by patient, stratified by label; the manifest's own split is not used."""
-    _check_share(val_share, "validation")
-    _check_share(test_share, "test")
-    if val_share + test_share >= 1:
-        raise UserError(f"validation {val_share} and test {test_share} together leave nothing to train on.")
-    order = stratified_order(manifest, _patients(manifest), seed, purpose="test")
-    test, rest = _prefix(manifest, order, test_share, "all")
-    val, train = _prefix(
-        manifest, stratified_order(manifest, rest, seed, purpose="val"), val_share / (1 - test_share), "all"
-    )
-    method = {"kind": "random", "val_share": val_share, "test_share": test_share, "seed": seed}
-    return make_split(manifest, {"train": train, "val": val, "test": test}, "all", method)
+    return _drawn(manifest, _patients(manifest), "all", {"kind": "random"}, "test", val_share, test_share, seed)
 
 
 def development_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0) -> Split:
@@ -91,10 +81,6 @@ def development_split(manifest: Manifest, val_share: float = 0.1, test_share: fl
 
     To choose settings by: the official test films are in no part of it, so nothing can be chosen on them.
     """
-    _check_share(val_share, "validation")
-    _check_share(test_share, "test")
-    if val_share + test_share >= 1:
-        raise UserError(f"validation {val_share} and test {test_share} together leave nothing to train on.")
     listed = manifest.table["split"]
     if not (listed == "test").any() or not (listed == "train").any():
         raise UserError(
@@ -103,11 +89,30 @@ def development_split(manifest: Manifest, val_share: float = 0.1, test_share: fl
         )
     _refuse_crossing_patients(manifest)
     pool = _patients(manifest, listed.isin(["train", "val"]))
-    test, rest = _prefix(manifest, stratified_order(manifest, pool, seed, "development"), test_share, "listed")
+    kind = {"kind": "development"}
+    return _drawn(manifest, pool, "listed", kind, "development", val_share, test_share, seed)
+
+
+def _drawn(
+    manifest: Manifest,
+    pool: Sequence[str],
+    scope: Scope,
+    kind: Mapping[str, str],
+    purpose: str,
+    val_share: float,
+    test_share: float,
+    seed: int,
+) -> Split:
+    """Test, then validation, then train, drawn from the patients in ``pool``."""
+    _check_share(val_share, "validation")
+    _check_share(test_share, "test")
+    if val_share + test_share >= 1:
+        raise UserError(f"validation {val_share} and test {test_share} together leave nothing to train on.")
+    test, rest = _prefix(manifest, stratified_order(manifest, pool, seed, purpose), test_share, scope)
     order = stratified_order(manifest, rest, seed, purpose="val")
-    val, train = _prefix(manifest, order, val_share / (1 - test_share), "listed")
-    method = {"kind": "development", "val_share": val_share, "test_share": test_share, "seed": seed}
-    return make_split(manifest, {"train": train, "val": val, "test": test}, "listed", method)
+    val, train = _prefix(manifest, order, val_share / (1 - test_share), scope)
+    method = {**kind, "val_share": val_share, "test_share": test_share, "seed": seed}
+    return make_split(manifest, {"train": train, "val": val, "test": test}, scope, method)
 
 
 def fold_splits(manifest: Manifest, folds: int, val_share: float = 0.1, seed: int = 0) -> list[Split]:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import proof  # noqa: E402
 import search  # noqa: E402
+from steps import call, merged  # noqa: E402
 
 from afire.config import changed, load_config  # noqa: E402
 
@@ -37,15 +38,17 @@ def test_every_step_comes_after_what_it_needs_and_pretraining_sees_training_film
 @pytest.mark.parametrize("name", CANDIDATES["candidates"])
 def test_candidates_are_settings(name: str) -> None:
     found = CANDIDATES["candidates"][name]
-    config = changed(load_config(CANDIDATES["preset"]), search._merged(CANDIDATES["base"], found["settings"]))
+    config = changed(load_config(CANDIDATES["preset"]), merged(CANDIDATES["base"], found["settings"]))
     assert config.image.size == found.get("pixels", 128)
 
 
 @pytest.mark.parametrize("name", PLAN["methods"])
 def test_methods_are_settings(name: str) -> None:
-    merged = proof._merged(proof._merged(PLAN["schedule"], PLAN["chosen"]), PLAN["methods"][name]["settings"])
-    by_words = load_config(PLAN["preset"], overrides=[word for word in proof._sets(proof._flat(merged)) if "=" in word])
-    assert by_words == changed(load_config(PLAN["preset"]), merged)
+    settings = merged(merged(PLAN["schedule"], PLAN["chosen"]), PLAN["methods"][name]["settings"])
+    by_words = load_config(
+        PLAN["preset"], overrides=[word for word in proof._sets(proof._flat(settings)) if "=" in word]
+    )
+    assert by_words == changed(load_config(PLAN["preset"]), settings)
 
 
 class Calls(proof.Study):
@@ -75,6 +78,13 @@ def test_a_study_runs_each_step_once_and_goes_on(tmp_path: Path) -> None:
     assert mended.run() == 0 and mended.called == ["c", "e"]
     again = Calls(tmp_path, chain())
     assert again.run() == 0 and again.called == []
+
+
+def test_a_call_tells_its_exit_code_and_its_own_time(tmp_path: Path) -> None:
+    code, seconds = call(
+        [sys.executable, "-c", "print(sum(range(10**7))); raise SystemExit(3)"], tmp_path / "log", tmp_path
+    )
+    assert code == 3 and seconds > 0.02 and (tmp_path / "log").read_text().strip() == "49999995000000"
 
 
 def test_a_stopped_pretraining_is_not_finished(tmp_path: Path) -> None:
