@@ -16,6 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from afire.allocator import keep_freed_memory
+
+keep_freed_memory()  # as the command line does, or ratios to it would compare two ways to allocate
+
 Clock = Callable[[], float]
 # Time of the wall, or of this process alone: fairer on a busy machine, but threads that wait for work count in it.
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from afire.allocator import keep_freed_memory
 from afire.cli import ablate as ablate_command
 from afire.cli import compare as compare_command
 from afire.cli import config as config_command
@@ -62,6 +63,7 @@ def _root(
 
 def main() -> None:
     """Run the command line: 2 for a user's mistake in one sentence, 130 for Ctrl-C, a traceback only for a defect."""
+    keep_freed_memory()
     try:
         app()
     except UserError as error:
