@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 SETS = ("childcxr", "nih", "shenzhen")
 SHARES = {"childcxr": ("--val", "0.2"), "nih": ("--val", "0.2"), "shenzhen": ("--test", "0.4", "--val", "0.25")}
 PIXELS = 128
+TRIVIAL = ("metadata", "area", "sharpness")
 RESUMABLE = ("pretrain", "finetune", "segment", "detect fit")
 
 
@@ -60,17 +61,14 @@ def steps(data: Path, plan: dict[str, Any], pixels: int = PIXELS) -> Iterator[St
     yield _pack("both", "join", pixels)
     split = ("data", "split", "--data", "packs/both", "--out", "splits/both")
     yield Step("split-both", split, ("pack-both",), "splits/both/split.json")
-    seeds = ",".join(map(str, plan["seeds"]))
+    starts = [Start("random", "random weights", "random", _network(plan), ())]
     for name, method in plan["methods"].items():
         yield from _pretrain(name, method["settings"], plan)
         needs = tuple(f"pretrain-{name}-{seed}" for seed in plan["seeds"])
-        yield from _tasks(name, method["title"], f"runs/{name}-{{seed}}", (), needs, seeds, plan)
-    settings = _flat(merged(plan["schedule"], plan["chosen"]))
-    chosen = ("--preset", plan["preset"], *_sets([text for text in settings if text.startswith(("encoder", "image"))]))
-    yield from _tasks("random", "random weights", "random", chosen, (), seeds, plan)
-    for trivial in ("metadata", "area", "sharpness"):
-        words = _probe(trivial, (), seeds, f"results/probe-{trivial}", None)
-        yield Step(f"probe-{trivial}", words, ("pack-childcxr", "split-childcxr"), f"results/probe-{trivial}/100pct")
+        starts.append(Start(name, method["title"], f"runs/{name}-{{seed}}", (), needs))
+    for task in (_probe, _finetune, _segment, _detect):  # task by task: a study that is stopped has whole tables
+        for start in starts:
+            yield from task(start, plan)
     yield from _comparisons(plan)
 
 
@@ -88,68 +86,83 @@ def _pretrain(name: str, settings: dict[str, Any], plan: dict[str, Any]) -> Iter
         yield Step(f"pretrain-{name}-{seed}", words, ("split-both",), f"{run}/summary.json")
 
 
-def _tasks(
-    name: str, title: str, weights: str, more: tuple[str, ...], needs: tuple[str, ...], seeds: str, plan: dict[str, Any]
-) -> Iterator[Step]:
-    """Probe, fine-tuning, segmentation and detection from one kind of weights."""
-    out = f"results/probe-{name}"
-    words = _probe(weights, more, seeds, out, title)
-    yield Step(f"probe-{name}", words, (*needs, "pack-childcxr", "split-childcxr"), f"{out}/100pct/result.json")
-    out = f"results/finetune-{name}"
-    words = ("finetune", "--weights", weights, *more, "--data", "packs/nih", "--split", "splits/nih/split.json")
-    words += ("--recipe", "nih14", "--fraction", "1,10,100", "--seeds", seeds, *_sets(plan["finetune"]))
-    words += ("--name", title, "--out", out)
-    yield Step(f"finetune-{name}", words, (*needs, "pack-nih", "split-nih"), f"{out}/100pct/result.json")
-    out = f"results/segment-{name}"
-    words = (
-        "segment",
-        "--weights",
-        weights,
-        *more,
-        "--data",
-        "packs/shenzhen",
-        "--split",
-        "splits/shenzhen/split.json",
-    )
-    words += ("--recipe", "lungs", "--seeds", seeds, *_sets(plan["segment"]), "--name", title, "--out", out)
-    yield Step(f"segment-{name}", words, (*needs, "pack-shenzhen", "split-shenzhen"), f"{out}/result.json")
+@dataclass(frozen=True)
+class Start:
+    """Weights that every task begins with."""
+
+    name: str
+    title: str
+    weights: str
+    network: tuple[str, ...]  # settings for random weights; a run brings its own
+    needs: tuple[str, ...]
+
+    def words(self, place: str) -> tuple[str, ...]:
+        data = ("--data", f"packs/{place}", "--split", f"splits/{place}/split.json")
+        return ("--weights", self.weights, *self.network, *data)
+
+    def ready(self, place: str) -> tuple[str, ...]:
+        return (*self.needs, f"pack-{place}", f"split-{place}")
+
+
+def _probe(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+    out = f"results/probe-{start.name}"
+    words = ("probe", *start.words("childcxr"), "--labels", "abnormal", "--fraction", "1,10,100", *_seeds(plan))
+    words += ("--no-cache", "--out", out, *(("--name", start.title) if start.title else ()))
+    yield Step(f"probe-{start.name}", words, start.ready("childcxr"), f"{out}/100pct/result.json")
+    if start.name == "random":
+        for trivial in TRIVIAL:
+            yield from _probe(Start(trivial, "", trivial, (), ()), plan)
+
+
+def _finetune(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+    out = f"results/finetune-{start.name}"
+    words = ("finetune", *start.words("nih"), "--recipe", "nih14", "--fraction", "1,10,100", *_seeds(plan))
+    words += (*_sets(plan["finetune"]), "--name", start.title, "--out", out)
+    yield Step(f"finetune-{start.name}", words, start.ready("nih"), f"{out}/100pct/result.json")
+
+
+def _segment(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+    out = f"results/segment-{start.name}"
+    words = ("segment", *start.words("shenzhen"), "--recipe", "lungs", *_seeds(plan), *_sets(plan["segment"]))
+    words += ("--name", start.title, "--out", out)
+    yield Step(f"segment-{start.name}", words, start.ready("shenzhen"), f"{out}/result.json")
+
+
+def _detect(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+    """On each set a detector for each seed, and one evaluation of them all."""
     for place in SETS:
-        yield from _detect(name, title, weights, more, needs, place, plan)
-
-
-def _detect(
-    name: str, title: str, weights: str, more: tuple[str, ...], needs: tuple[str, ...], place: str, plan: dict[str, Any]
-) -> Iterator[Step]:
-    """A detector for each seed, and one evaluation of them all."""
-    base = ("--data", f"packs/{place}", "--split", f"splits/{place}/split.json")
-    models: list[str] = []
-    for seed in plan["seeds"]:
-        out = f"detectors/{place}-{name}-{seed}"
-        epochs = f"{'training' if weights == 'random' else 'adapt'}.epochs={plan['adapt'][place]}"
-        words = ("detect", "fit", "--weights", weights.replace("{seed}", str(seed)), *more, *base, "--seed", str(seed))
-        words += ("--set", epochs, "--out", out)
-        ready = (*needs, f"pack-{place}", f"split-{place}")
-        yield Step(f"fit-{place}-{name}-{seed}", words, ready, f"{out}/detector.json")
-        models += ["--model", out]
-    out = f"results/detect-{place}-{name}"
-    fitted = tuple(f"fit-{place}-{name}-{seed}" for seed in plan["seeds"])
-    words = ("detect", "eval", *models, *base, "--name", title, "--out", out)
-    yield Step(f"eval-{place}-{name}", words, fitted, f"{out}/result.json")
-
-
-def _probe(weights: str, more: tuple[str, ...], seeds: str, out: str, title: str | None) -> tuple[str, ...]:
-    words = ("probe", "--weights", weights, *more, "--data", "packs/childcxr", "--split", "splits/childcxr/split.json")
-    words += ("--labels", "abnormal", "--fraction", "1,10,100", "--seeds", seeds, "--no-cache", "--out", out)
-    return (*words, *(("--name", title) if title else ()))
+        models: list[str] = []
+        for seed in plan["seeds"]:
+            out = f"detectors/{place}-{start.name}-{seed}"
+            epochs = f"{'training' if start.weights == 'random' else 'adapt'}.epochs={plan['adapt'][place]}"
+            words = tuple(word.replace("{seed}", str(seed)) for word in start.words(place))
+            words = ("detect", "fit", *words, "--seed", str(seed), "--set", epochs, "--out", out)
+            yield Step(f"fit-{place}-{start.name}-{seed}", words, start.ready(place), f"{out}/detector.json")
+            models += ["--model", out]
+        out = f"results/detect-{place}-{start.name}"
+        fitted = tuple(f"fit-{place}-{start.name}-{seed}" for seed in plan["seeds"])
+        words = ("detect", "eval", *models, *start.words(place)[-4:], "--name", start.title, "--out", out)
+        yield Step(f"eval-{place}-{start.name}", words, fitted, f"{out}/result.json")
 
 
 def _comparisons(plan: dict[str, Any]) -> Iterator[Step]:
     """Tables of each task: random weights first, which the others are compared with."""
-    names = ["random", *plan["methods"]]
-    for task, extra in (("probe", ["metadata", "area", "sharpness"]), ("finetune", []), ("segment", [])):
-        rows = [f"{task}-{name}" for name in [*names, *extra]]
+    names = ("random", *plan["methods"])
+    for task in ("probe", "finetune", "segment", *(f"detect-{place}" for place in SETS)):
+        rows = [f"{task}-{name}" for name in (*names, *(TRIVIAL if task == "probe" else ()))]
         words = ("compare", *[f"results/{row}" for row in rows], "--out", f"compare/{task}")
-        yield Step(f"compare-{task}", words, tuple(rows), f"compare/{task}/comparison.md")
+        needs = tuple(row.replace("detect-", "eval-") for row in rows)
+        yield Step(f"compare-{task}", words, needs, f"compare/{task}/comparison.md")
+
+
+def _network(plan: dict[str, Any]) -> tuple[str, ...]:
+    """The chosen network and image, for weights that no run has made."""
+    changes = [text for text in _flat(plan["chosen"]) if text.startswith(("encoder", "image"))]
+    return ("--preset", plan["preset"], *_sets(changes))
+
+
+def _seeds(plan: dict[str, Any]) -> tuple[str, str]:
+    return "--seeds", ",".join(map(str, plan["seeds"]))
 
 
 def _flat(settings: dict[str, Any]) -> list[str]:

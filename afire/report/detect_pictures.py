@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ class Painter:
         if drawing.restored is not None:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
             difference = self._difference(film.square, drawing.restored, shape)
-            images |= {"restored": ("jpg", restored), "difference": ("png", difference)}
+            images |= {"restored": ("jpg", restored), "difference": ("jpg", difference)}
         stem = f"{FOLDER}/{film.number // _PER_FOLDER:03d}/{film.number:06d}"
         (self.out / stem).parent.mkdir(parents=True, exist_ok=True)
         written = {kind: f"{stem}-{kind}.{suffix}" for kind, (suffix, _) in images.items()}
@@ -94,7 +95,7 @@ class Painter:
         share = np.clip(difference / DIFFERENCE_TOP, -1, 1) * 0.5 + 0.5
         image = Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
         image.putpalette(difference_colours().tobytes())
-        return image
+        return image.convert("RGB")
 
     def _capture(self, drawing: Drawing, overlay: Image.Image) -> tuple[str, ...]:
         from afire.data.secondary_capture import write_secondary_capture
@@ -146,12 +147,20 @@ def transparent(levels: Image.Image) -> Image.Image:
 
 
 def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
-    """A grey film (H, W) under steps of the scale, in colour."""
+    """A grey film (H, W) under steps of the scale, in colour. Only the box that holds all heat is mixed."""
     picture = Image.fromarray(film).convert("RGB")
-    steps = levels.resize(picture.size, Image.Resampling.BILINEAR)
+    hot = levels.getbbox()
+    if hot is None:
+        return picture
+    across, down = picture.width / levels.width, picture.height / levels.height
+    left, top = (max(0, int((low - 1) * scale)) for low, scale in ((hot[0], across), (hot[1], down)))
+    right = min(picture.width, ceil((hot[2] + 1) * across))  # a step more: enlarging spreads heat by half of one
+    bottom = min(picture.height, ceil((hot[3] + 1) * down))
+    box = (left / across, top / down, right / across, bottom / down)
+    steps = levels.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box)
     colours = steps.copy()
     colours.putpalette(heat_colours().tobytes())
-    picture.paste(colours.convert("RGB"), mask=steps.point(_opacity().tolist()))
+    picture.paste(colours.convert("RGB"), (left, top), steps.point(_opacity_table()))
     return picture
 
 
@@ -179,6 +188,12 @@ def _opacity() -> Bytes:
     """(256,): nothing below the scale, then soon enough to see a weak finding."""
     opacity: Bytes = np.rint(255 * _OPACITY * np.linspace(0, 1, _LEVELS) ** 0.5).astype(np.uint8)
     return opacity
+
+
+@lru_cache(maxsize=1)
+def _opacity_table() -> list[int]:
+    table: list[int] = _opacity().tolist()
+    return table
 
 
 def captioned(overlay: Image.Image, scale: HeatScale) -> Bytes:

@@ -11,7 +11,16 @@ from PIL import Image
 
 from afire.data.film import FilmInfo
 from afire.data.resize import FIT_MODES, fit_square
-from afire.report.detect_pictures import Painter, captioned, difference_colours, heat_colours, heat_on_grey, to_film
+from afire.report.detect_pictures import (
+    Painter,
+    captioned,
+    difference_colours,
+    heat_colours,
+    heat_on_grey,
+    laid_over,
+    to_film,
+    transparent,
+)
 from afire.tasks.detect.detector import HeatScale
 from afire.tasks.detect.findings import FilmResult
 from afire.tasks.detect.run import Drawing, ReadFilm
@@ -53,6 +62,20 @@ def test_every_picture_is_written_and_has_the_films_proportions(tmp_path: Path) 
     assert (np.abs(difference[13, 6] - difference_colours()[128].astype(int)) <= 2).all(), "equal is dark"
     heat = Image.open(tmp_path / drawn.pictures["heat"]).convert("RGBA")
     assert 0 < heat.getpixel((15, 20))[3] < 255
+
+
+@pytest.mark.parametrize("corner", [(0, 0), (60, 90), (93, 120)])
+def test_heat_in_a_corner_looks_as_if_the_whole_film_were_mixed(corner: tuple[int, int]) -> None:
+    film = np.random.default_rng(0).integers(0, 256, (187, 250)).astype(np.uint8)
+    steps = np.zeros((96, 128), np.uint8)
+    steps[corner[0] : corner[0] + 5, corner[1] : corner[1] + 7] = 200
+    whole = Image.fromarray(film).convert("RGBA")
+    whole.alpha_composite(
+        transparent(Image.fromarray(steps).resize((250, 187), Image.Resampling.BILINEAR)).convert("RGBA")
+    )
+    overlay = np.asarray(laid_over(film, Image.fromarray(steps))).astype(int)
+    assert np.abs(overlay - np.asarray(whole.convert("RGB"))).max() <= 13  # a step of the scale at its foot
+    assert (overlay != film[..., None]).any(axis=2).sum() > 5 * 7 * 3
 
 
 def test_films_that_the_page_cannot_show_large_have_fewer_files(tmp_path: Path) -> None:
