@@ -17,6 +17,17 @@ from afire.errors import UserError
 _UNFINISHED = ".part-"  # how the name of everything starts that is not yet whole
 
 
+@contextmanager
+def names_path(path: Path) -> Iterator[None]:
+    """Errors of writing to ``path`` name it: a full disk is noticed by a write, which does not know the name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     """Call ``write`` on a temporary file in ``path``'s folder, then move it into place in one step.
 
@@ -27,15 +38,12 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
     os.close(handle)
     temporary = Path(name)
     try:
-        write(temporary)
-        temporary.chmod(ORDINARY_MODE)  # mkstemp makes 0600; the result should be readable like any other file
-        with temporary.open("rb+") as stream:
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if error.filename is None:  # a full disk is noticed by a write, which does not know the name
-            error.filename = str(path)
-        raise
+        with names_path(path):
+            write(temporary)
+            temporary.chmod(ORDINARY_MODE)  # mkstemp makes 0600; the result should be readable like any other file
+            with temporary.open("rb+") as stream:
+                os.fsync(stream.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -28,7 +28,7 @@ from afire.data.decode import read_film
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, write_manifest
 from afire.data.resize import fit_square
 from afire.errors import ImageError, UserError
-from afire.files import folder_lock, read_json, sha256_text, write_atomic, write_json
+from afire.files import folder_lock, names_path, read_json, sha256_text, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
@@ -148,7 +148,7 @@ def _fill(
     names = manifest.table["image"].tolist()
     chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
     jobs = ((manifest.root, [names[row] for row in rows], rows, target, settings) for rows in chunks)
-    with journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
+    with names_path(target), journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
         for done in _results(jobs, workers if workers is not None else usable_cores()):
             for row, result in done.items():
                 results[row] = result
@@ -174,10 +174,6 @@ def _results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[i
             "a process that reads films has died, on a film or for lack of memory; run again to continue, with fewer "
             "workers if need be (`afire data check` names a film that ends its process)."
         ) from None
-    except OSError as error:
-        if error.filename is None:  # a full disk is noticed by a write, which does not know the name
-            error.filename = "the pack"
-        raise
 
 
 def _pack_chunk(

@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 from afire._version import __version__
 from afire.data.resize import FitMode
 from afire.errors import UserError
+from afire.files import names_path
 from afire.tasks.detect.detector import DISCLAIMER, HeatScale
 from afire.tasks.detect.run import Drawing, Drawn
 
@@ -79,7 +80,8 @@ class Painter:
         written = {kind: f"{stem}-{kind}.{suffix}" for kind, (suffix, _) in images.items()}
         for kind, (_, image) in images.items():
             # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
-            image.save(self.out / written[kind], quality=90, compress_level=1)  # each format takes its own
+            with names_path(self.out / written[kind]):
+                image.save(self.out / written[kind], quality=90, compress_level=1)  # each format takes its own
         return Drawn(written, notes)
 
     def levels(self, heat: Floats, shape: tuple[int, int]) -> Image.Image:

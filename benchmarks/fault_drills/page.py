@@ -21,8 +21,8 @@ DEFECTS = """\
   `summary.json` and `README.md` had no losses and no health. Both are now kept with the checkpoint, as is the count of red epochs of
   `run.stop_on_collapse`.
 - Files under a temporary name (`.part-...`) stayed after a kill in the middle of a write. Whoever takes up the folder now removes them.
-- A full disk was said without a path where a small file was being written, and without advice by `afire export`. Left as it is:
-  `afire detect run` names no path when the disk fills up under its pictures or its journal.
+- A full disk was said without a path where a small file was being written, by `afire data pack`, and by `afire detect run`
+  under its pictures or its journal; and without advice by `afire export`.
 """
 
 

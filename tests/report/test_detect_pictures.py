@@ -64,6 +64,15 @@ def test_every_picture_is_written_and_has_the_films_proportions(tmp_path: Path) 
     assert 0 < heat.getpixel((15, 20))[3] < 255
 
 
+def test_a_full_disk_is_said_of_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail)
+    with pytest.raises(OSError, match=r"No space left on device: .*pictures/000/000003-film\.jpg"):
+        Painter(tmp_path, SCALE, "squash", "ab")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
+
+
 @pytest.mark.parametrize("corner", [(0, 0), (60, 90), (93, 120)])
 def test_heat_in_a_corner_looks_as_if_the_whole_film_were_mixed(corner: tuple[int, int]) -> None:
     film = np.random.default_rng(0).integers(0, 256, (187, 250)).astype(np.uint8)

@@ -31,7 +31,7 @@ from afire.data.decode import read_film
 from afire.data.film import Film, FilmInfo
 from afire.data.resize import FitMode, fit_square
 from afire.errors import UserError
-from afire.files import folder_lock, sha256_file, sha256_text
+from afire.files import folder_lock, names_path, sha256_file, sha256_text
 from afire.processes import usable_cores
 from afire.progress import progress
 from afire.tasks.detect.detector import CONFIG, MODEL, SETTINGS, TENSORS, Detector
@@ -123,7 +123,7 @@ def run_detector(task: RunTask) -> list[FilmResult]:
         jobs = [(first + place, name) for place, name in enumerate(n for n in names if shown_name(n) not in known)]
         if done:
             logger.info("%s films are done, %s are left", f"{len(done):,}", f"{len(jobs):,}")
-        with (task.out / JOURNAL).open("a", encoding="utf-8") as journal:
+        with names_path(task.out / JOURNAL), (task.out / JOURNAL).open("a", encoding="utf-8") as journal:
             # A resumed journal may end in a torn line.
             journal.write("\n" if journal.tell() else json.dumps({"run": _header(task, root)}) + "\n")
             journal.flush()
