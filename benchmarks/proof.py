@@ -4,7 +4,8 @@
     python benchmarks/proof.py --data DATA --out proof --plan   # only print the commands
 
 Every step is an `afire` command; a finished one is never run again, a begun one goes on with --resume, so a kill loses
-little. Settings come from proof.yaml. `compare/` holds the tables.
+little. Settings come from proof.yaml. `compare/` holds the tables, and
+benchmarks/proof_tables.py makes those of the page from them.
 """
 
 from __future__ import annotations
@@ -219,6 +220,8 @@ class Study:
         started = time.monotonic()
         code, seconds = call(words, log, self.out)
         minutes = seconds / 60
+        with self.turn, (self.out / "times.jsonl").open("a", encoding="utf-8") as times:
+            times.write(json.dumps({"step": step.name, "core_minutes": round(minutes, 2), "code": code}) + "\n")
         told = "done" if code == 0 else f"exit code {code}, see {log}"
         print(f"{step.name}: {told}; {minutes:.1f} core-minutes in {(time.monotonic() - started) / 60:.1f}", flush=True)
         return code == 0 and self._is_done(step)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -14,10 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import proof  # noqa: E402
+import proof_tables  # noqa: E402
 import search  # noqa: E402
 from steps import call, merged  # noqa: E402
 
 from afire.config import changed, load_config  # noqa: E402
+from afire.tasks.metrics import auc  # noqa: E402
+from afire.tasks.results import Result, RunResult, estimate, write_result  # noqa: E402
 
 PLAN = yaml.safe_load((ROOT / "benchmarks" / "proof.yaml").read_text(encoding="utf-8"))
 CANDIDATES = yaml.safe_load((ROOT / "benchmarks" / "search.yaml").read_text(encoding="utf-8"))
@@ -113,3 +118,50 @@ def test_the_search_ranks_by_the_mean_of_three(tmp_path: Path) -> None:
     assert rows[0]["criterion"]["detection"] == pytest.approx(0.7)  # the best score of each set: 0.9 and 0.5
     assert rows[0]["criterion"]["mean"] == pytest.approx(0.7)
     assert "| better | 0 | 0.800 | 0.600 | 0.700 | 0.700 | 2.0 |" in (tmp_path / "search.md").read_text()
+
+
+def write_study(folder: Path, auc_of: dict[str, float]) -> None:
+    """Probe results of made-up scores, one film a patient, two seeds; a score of 1 keeps the order of the truth."""
+    generator = np.random.default_rng(0)
+    truth = np.tile([0, 1], 60)
+    noise = generator.normal(size=(2, 120))
+    for name, strength in auc_of.items():
+        frames, runs = [], []
+        for seed in (0, 1):
+            scores = strength * truth + noise[seed]
+            frame = pd.DataFrame({"run": f"seed{seed}", "part": "test", "image": [f"{i}.png" for i in range(120)]})
+            frame["patient"] = frame["image"]
+            frames.append(frame.assign(**{"truth:abnormal": truth, "score:abnormal": scores}))
+            metrics = {"auc": auc(scores, truth == 1), "accuracy": 0.5, "f1": 0.5}
+            chosen = {"threshold": {"abnormal": 0.0}}
+            runs.append(RunResult(f"seed{seed}", seed, None, "s", "w", {"test": 120}, chosen, metrics))
+        metrics_of = {key: estimate([run.metrics[key] for run in runs]) for key in ("auc", "accuracy", "f1")}
+        result = Result(
+            *("probe", "linear", name, {"name": "x", "hash": "h"}, "s", "t", {"name": name, "hash": "w"}),
+            *(["abnormal"], 1.0, {}, runs, metrics_of, {"abnormal": metrics_of}, {}, []),
+        )
+        write_result(folder / "results" / f"probe-{name}" / "100pct", result, pd.concat(frames, ignore_index=True))
+
+
+def test_tables_name_the_difference_to_random_weights(tmp_path: Path) -> None:
+    write_study(tmp_path, {"random": 0.2, "afire": 2.0, **dict.fromkeys(proof.TRIVIAL, 0.2)})
+    [found] = proof_tables.rows_of(tmp_path, "probe", ["random", "afire"])
+    lines = list(proof_tables.table(found, ("auc", "accuracy", "f1")))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert len({len(row) for row in cells}) == 1
+    names = [row[0] for row in cells[2:]]
+    assert names == ["random", "afire", "*metadata only*", "*original area only*", "*sharpness only*"]
+    ours = cells[3]
+    gained = found.entries[1].result.metrics["auc"].mean - found.entries[0].result.metrics["auc"].mean
+    assert gained > 0.2 and ours[5].startswith(f"+{gained:.3f} (+") and ours[6] == "< 0.001"
+    assert cells[2][5:] == ["", "", ""] and cells[4][5].startswith("+0.000")
+    numbers = proof_tables.numbers_of({"probe": [found]})["probe 100 %"]
+    assert numbers["test films"] == 120 and len(numbers["results"]["afire"]["auc"]["values"]) == 2
+    proof_tables.draw({"probe": [found]}, tmp_path / "study.png")
+    assert (tmp_path / "study.png").stat().st_size > 5000
+
+
+def test_core_minutes_of_all_starts_of_a_step_add_up(tmp_path: Path) -> None:
+    lines = [{"step": "a", "core_minutes": 1.5}, {"step": "b", "core_minutes": 1}, {"step": "a", "core_minutes": 2}]
+    (tmp_path / "times.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert proof_tables._times(tmp_path) == {"a": 3.5, "b": 1}

@@ -1,0 +1,207 @@
+"""The tables of a finished study (benchmarks/proof.py), for docs/results.md, and every number of them as JSON.
+
+    python benchmarks/proof_tables.py --study proof [--json benchmarks/proof.json] [--figure docs/images/study.png]
+
+Means and sds are over seeds, of pre-training and of the task together. Intervals are 95 % bootstraps over test patients
+of that mean; differences are to random weights, with the paired bootstrap's p and that of Welch's t-test over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from proof import SETS, TRIVIAL
+
+from afire.report.style import COLOURS, FAINT, panels, style
+from afire.tasks.compare import Comparison, Entry, Pair, compare
+
+NAMES = {"metadata": "*metadata only*", "area": "*original area only*", "sharpness": "*sharpness only*"}
+METRICS = {
+    "probe": ("auc", "accuracy", "f1"),
+    "finetune": ("auc", "average_precision"),
+    "segment": ("dice", "iou"),
+    **{f"detect-{place}": ("auc", "accuracy", "f1") for place in SETS},
+}
+TITLES = {"auc": "AUC", "average_precision": "average precision", "accuracy": "ACC", "f1": "F1"} | {
+    "dice": "Dice",
+    "iou": "IoU",
+}
+HEADS = {"probe": "ChildCXR probe", "finetune": "NIH, 14 findings, fine-tuned", "segment": "Shenzhen, lung fields"} | {
+    f"detect-{place}": f"Detection, {name}" for place, name in zip(SETS, ("ChildCXR", "NIH", "Shenzhen"), strict=True)
+}
+
+
+def rows_of(study: Path, task: str, starts: Sequence[str]) -> list[Comparison]:
+    names = [*starts, *(TRIVIAL if task == "probe" else ())]
+    return compare([study / "results" / f"{task}-{name}" for name in names], metrics=list(METRICS[task]))
+
+
+def table(found: Comparison, metrics: Sequence[str]) -> Iterator[str]:
+    """One line for each result: metrics with sd, the interval of the first, and the difference to random weights."""
+    first = metrics[0]
+    heads = [TITLES[name] for name in metrics]
+    yield f"| | {' | '.join(heads)} | 95 % interval, {heads[0]} | Δ {heads[0]} | p paired | p seeds |"
+    yield "|" + "---|" * (len(heads) + 5)
+    pairs = {pair.name: pair for pair in found.pairs if pair.metric == first}
+    for entry in found.entries:
+        values = [_mean(entry, name) for name in metrics]
+        one = entry.result.metrics[first]
+        cells = [_name(entry), *values, f"{one.low:.3f} to {one.high:.3f}", _against(pairs.get(entry.name))]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _name(entry: Entry) -> str:
+    folder = next((part for part in entry.path.parts if part.startswith("probe-")), "")
+    return NAMES.get(folder.removeprefix("probe-"), entry.result.name)
+
+
+def _mean(entry: Entry, metric: str) -> str:
+    found = entry.result.metrics[metric]
+    return f"{found.mean:.3f} ± {found.sd:.3f}" if math.isfinite(found.sd) else f"{found.mean:.3f}"
+
+
+def _against(pair: Pair | None) -> str:
+    if pair is None or pair.paired is None:
+        return " | | "
+    low, high = pair.paired.low, pair.paired.high
+    return f"{_signed(pair.difference)} ({_signed(low)} to {_signed(high)}) | {_p(pair.paired.p)} | {_p(pair.t.p)}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _p(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
+
+
+def pretraining(study: Path, plan: dict[str, Any]) -> Iterator[str]:
+    times = _times(study)
+    yield "| run | epochs | core-minutes | structure | category | restoration | health at the end |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, method in plan["methods"].items():
+        for seed in plan["seeds"]:
+            summary = json.loads((study / "runs" / f"{name}-{seed}" / "summary.json").read_text(encoding="utf-8"))
+            losses = [f"{summary['losses'][part]:.3f}" for part in ("structure", "category", "restoration")]
+            health = ": ".join(summary["health"]) if summary["health"] else "not measured without prototypes"
+            minutes = times.get(f"pretrain-{name}-{seed}", math.nan)
+            cells = [f"{method['title']}, seed {seed}", str(summary["epoch"]), f"{minutes:.1f}", *losses, health]
+            yield f"| {' | '.join(cells)} |"
+
+
+def _times(study: Path) -> dict[str, float]:
+    """Core-minutes of every step, all its starts together."""
+    times: dict[str, float] = {}
+    for line in (study / "times.jsonl").read_text(encoding="utf-8").splitlines():
+        step = json.loads(line)
+        times[step["step"]] = times.get(step["step"], 0.0) + step["core_minutes"]
+    return times
+
+
+def scores(study: Path, starts: Sequence[str], place: str) -> Iterator[str]:
+    """AUC of every score of a set's detectors and of the trivial ones, one column for each start."""
+    found = {
+        name: json.loads((study / "results" / f"detect-{place}-{name}" / "detect.json").read_text(encoding="utf-8"))
+        for name in starts
+    }
+    rows: dict[str, dict[str, float]] = {}
+    for name, numbers in found.items():
+        for row in numbers["rows"]:
+            label = f"*{row['name']}*" if row["kind"] == "trivial" else row["name"]
+            rows.setdefault(label, {})[name] = row["metrics"]["auc"]["mean"]
+    yield f"| {place} | {' | '.join(starts)} |"
+    yield "|" + "---|" * (len(starts) + 1)
+    for label, values in rows.items():
+        yield f"| {label} | {' | '.join(f'{values[name]:.3f}' if name in values else '' for name in starts)} |"
+
+
+def numbers_of(comparisons: dict[str, list[Comparison]]) -> dict[str, Any]:
+    """Every estimate and difference, for a reader that is a program."""
+    return {
+        f"{task} {100 * found.fraction:g} %": {
+            "results": {
+                _name(entry): {name: vars(entry.result.metrics[name]) for name in found.metrics}
+                for entry in found.entries
+            },
+            "test films": next(iter(found.entries)).result.runs[0].films["test"],
+            "test hash": next(iter(found.entries)).result.test_hash,
+            "to random weights": [
+                {
+                    "name": pair.name,
+                    "metric": pair.metric,
+                    "difference": pair.difference,
+                    "paired": vars(pair.paired) if pair.paired else None,
+                    "p seeds": None if math.isnan(pair.t.p) else pair.t.p,
+                }
+                for pair in found.pairs
+            ],
+        }
+        for task, several in comparisons.items()
+        for found in several
+    }
+
+
+def draw(comparisons: dict[str, list[Comparison]], file: Path) -> None:
+    """The first metric of every task: each seed a dot, the interval of the mean a line."""
+    shown = [(task, found) for task, several in comparisons.items() for found in several]
+    with style(print_size=True):
+        figure, axes = panels(len(shown), side=2.3, share=False, most_columns=3)
+        for axis, (task, found) in zip(axes, shown, strict=True):
+            entries = found.entries[::-1]
+            for height, entry in enumerate(entries):
+                one = entry.result.metrics[METRICS[task][0]]
+                trivial, ours = _name(entry).startswith("*"), entry.result.name == "AFiRe"
+                colour = FAINT if trivial else COLOURS[1] if ours else COLOURS[0]
+                axis.plot([one.low, one.high], [height, height], color=colour, linewidth=1.2)
+                axis.plot(one.values, [height] * len(one.values), "o", color=colour, markersize=3.5, alpha=0.8)
+            axis.set_yticks(range(len(entries)), [_short(_name(entry)) for entry in entries])
+            axis.margins(y=0.15)
+            axis.set_title(_title(task, found))
+            axis.set_xlabel(TITLES[METRICS[task][0]])
+        figure.savefig(file, dpi=160)
+
+
+def _title(task: str, found: Comparison) -> str:
+    return HEADS[task] + (f", {100 * found.fraction:g} % of labels" if task in ("probe", "finetune") else "")
+
+
+def _short(name: str) -> str:
+    return name.strip("*").split(" (")[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--study", type=Path, required=True)
+    parser.add_argument("--config", type=Path, default=Path(__file__).parent / "proof.yaml")
+    parser.add_argument("--tasks", default=",".join(METRICS), help="of these, by commas")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path)
+    given = parser.parse_args()
+    plan = yaml.safe_load(given.config.read_text(encoding="utf-8"))
+    starts = ["random", *plan["methods"]]
+    print("\n".join(pretraining(given.study, plan)))
+    comparisons = {task: rows_of(given.study, task, starts) for task in given.tasks.split(",")}
+    for task, several in comparisons.items():
+        for found in several:
+            print(f"\n{_title(task, found)}:\n")
+            print("\n".join(table(found, METRICS[task])))
+        if task.startswith("detect-"):
+            print()
+            print("\n".join(scores(given.study, starts, task.removeprefix("detect-"))))
+    if given.json:
+        numbers = {"core-minutes": _times(given.study), **numbers_of(comparisons)}
+        given.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if given.figure:
+        draw(comparisons, given.figure)
+
+
+if __name__ == "__main__":
+    main()
