@@ -1,6 +1,6 @@
 """`make bench`: run the benchmarks one after another, keep what they found, and write docs/benchmarks.md.
 
-    python benchmarks/page.py                       # everything, about twelve minutes on two idle cores
+    python benchmarks/page.py                       # everything, about twenty-five minutes on two idle cores
     python benchmarks/page.py --only losses,step    # these again; the others stay as they were
     python benchmarks/page.py --render              # only the page, from benchmarks/results.json
     python benchmarks/page.py --quick --only losses # does it work? Writes beside the page, not on it

@@ -59,7 +59,8 @@ SECTIONS = (
         "The command against its step, and processes",
         "`afire pretrain` as a user starts it (pack, journal, checkpoint, summary) against its step on a batch "
         "that lies in memory; then with `torch.distributed.run` and gloo, two processes of one thread against "
-        "one. The batch of a process stays the same.",
+        "one. The batch of a process stays the same. Two bare steps at once that exchange nothing show what the "
+        "machine itself allows. Medians of the ratios of two rounds.",
     ),
     Section(
         "throughput",
