@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import page  # noqa: E402
+import walk  # noqa: E402
 from figures import Figure, Findings, Table, digits, write_number  # noqa: E402
 from render import anchor, render  # noqa: E402
 from sections import NAMES, SECTIONS  # noqa: E402
@@ -177,3 +178,16 @@ def test_the_committed_page_is_that_of_the_committed_results() -> None:
     history = json.loads(page.HISTORY.read_text(encoding="utf-8"))
     assert not results.get("quick"), "a quick run was committed"
     assert page.PAGE.read_text(encoding="utf-8") == render(results, history), "run python benchmarks/page.py --render"
+
+
+def test_the_walk_takes_its_commands_from_the_readme_and_hides_paths() -> None:
+    commands = walk.readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert commands[0] == "pip install -c constraints.txt ." and any("afire pretrain" in one for one in commands)
+    assert all("#" not in one for one in commands)
+    steps = [
+        walk.Walked("README", "/opt/bin/python3.11 -m venv own", 75.0, ""),
+        walk.Walked("README", "cp /a/b c", 2, ""),
+    ]
+    page = walk.write_page(steps, "566 films of Shenzhen")
+    assert "| README | `python3 -m venv own` | 1:15 min |" in page and "| README | `cp b c` | 2.0 s |" in page
+    assert "1:17 min in all" in page and "566 films" in page

@@ -1,0 +1,172 @@
+"""The way of a newcomer, timed step by step: a fresh clone, the README's commands as they stand there, then the docs'.
+
+    python benchmarks/walk.py --films FOLDER --kind lungmasks --out walk [--without-tests] [--page docs/first-steps.md]
+
+FOLDER holds the films of the README's FILMS; ``--kind`` replaces its `folder` where they come with labels or masks.
+Everything happens in an empty folder, with a virtual environment of its own and no word that the pages do not have. The
+walk stops at the first step that fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from timing import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAST_FILMS = 12  # that `detect run` gets as new ones
+
+
+@dataclass(frozen=True)
+class Walked:
+    page: str
+    command: str
+    seconds: float
+    said: str  # the last line
+
+
+def readme_commands(text: str) -> list[str]:
+    """The block of the chapter *Your films*, without its comments."""
+    chapter = text.split("## Your films", 1)[1]
+    block = re.search(r"^```\n(.*?)^```", chapter, re.MULTILINE | re.DOTALL)
+    assert block is not None, "the README has no block of commands under Your films"
+    return [shlex.join(shlex.split(line, comments=True)) for line in block[1].splitlines() if line.strip()]
+
+
+# One command of each page of docs/ that goes on from the README's files.
+DOCS = (
+    ("stats", "afire data stats --data films.parquet"),
+    ("lesions", "afire lesions preview --data pack --out lesions.png"),
+    ("embed", "afire embed --weights runs/first --data pack --out features.parquet"),
+    (
+        "probe",
+        "afire probe --weights random --preset small --data pack --split splits/split.json --out results/probe-random",
+    ),
+    ("compare", "afire compare results/probe-random results/probe --out tables"),
+    (
+        "finetune",
+        "afire finetune --weights runs/first --data pack --split splits/split.json --recipe quick --seeds 0 "
+        "--set training.epochs=5 --out results/finetune",
+    ),
+    (
+        "segment",
+        "afire segment --weights runs/first --data pack --split splits/split.json --recipe lungs --seeds 0 "
+        "--set training.epochs=5 --out results/segment",
+    ),
+    ("detect", "afire detect eval --model detector --data pack --split splits/split.json --out results/detect"),
+    ("figures", "afire figure tsne --weights AFiRe=runs/first --weights random --data pack --out figures/tsne"),
+    ("figures", "afire figure restorations --weights runs/first --data pack --films 50 --out figures/restorations"),
+    ("export", "afire export runs/first --out bundle --licence apache-2.0 --name first"),
+    ("export", "afire verify bundle"),
+)
+
+
+def walk(films: Path, kind: str, out: Path, tests: bool) -> list[Walked]:
+    out.mkdir(parents=True)
+    clone = out / "afire"
+    steps = [("README", f"git clone {shlex.quote(str(ROOT))} afire", out), ("README", "make demo", clone)]
+    steps += [("README", "make test", clone)] if tests else []
+    own = out / "own"
+    steps.append(("README", f"{shlex.quote(sys.executable)} -m venv own", out))
+    for command in readme_commands((ROOT / "README.md").read_text(encoding="utf-8")):
+        place = clone if command.startswith("pip") else own
+        command = command.replace("build folder", f"build {kind}").replace("NEW_FILMS", "new")
+        steps.append(("README", command.replace("FILMS", shlex.quote(str(films))), place))
+    steps += [(f"docs/{page}.md", command, own) for page, command in DOCS]
+    walked = []
+    for page, command, place in steps:
+        if "detect run" in command:
+            _new_films(films, own / "new")
+        one = _step(page, command, place, out)
+        walked.append(one)
+        print(f"{one.seconds:7.1f} s  {command}", flush=True)
+    return walked
+
+
+def _new_films(films: Path, new: Path) -> None:
+    """A few films that a hospital might send."""
+    new.mkdir()
+    found = sorted(path for path in films.rglob("*") if path.suffix in (".png", ".jpg", ".jpeg", ".dcm"))
+    for path in found[:: max(1, len(found) // LEAST_FILMS)][:LEAST_FILMS]:
+        shutil.copy(path, new)
+
+
+def _step(page: str, command: str, place: Path, out: Path) -> Walked:
+    path = f"{out / 'own' / 'bin'}:{Path('/usr/bin')}:{Path('/bin')}:{Path(sys.executable).resolve().parent}"
+    environment = {**os.environ, "PATH": path}
+    environment.pop("VIRTUAL_ENV", None)
+    start = time.perf_counter()
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    seconds = time.perf_counter() - start
+    with (out / "walk.log").open("a", encoding="utf-8") as log:
+        log.write(f"$ {command}\n{done.stdout}\n")
+    if done.returncode and not ("data check" in command and done.returncode == 1):  # 1: the set has errors, and says so
+        sys.exit(f"stumbled over `{command}` (exit code {done.returncode}):\n{done.stdout[-2000:]}")
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return Walked(page, command, seconds, lines[-1].strip() if lines else "")
+
+
+PAGE = """\
+# First steps, and what they take
+
+From a fresh clone in an empty folder: the commands of the README as they stand there, then one of each page that goes
+on from them. The films are {films}; more films take more time, `make demo` and `make test` bring their own.
+
+| from | command | time |
+|---|---|---|
+{rows}
+
+{total} in all, by the clock, set-up and downloads from a near package index included: {cpu}, {cores} cores, no GPU,
+Python {python}, torch {torch}. Written by the command below, which stops at the first step that fails:
+
+```
+python benchmarks/walk.py --films FOLDER --kind KIND --out walk --page docs/first-steps.md
+```
+"""
+
+
+def write_page(walked: list[Walked], films: str) -> str:
+    rows = [f"| {one.page} | `{_plain(one.command)}` | {_time(one.seconds)} |" for one in walked]
+    total = _time(sum(one.seconds for one in walked))
+    return PAGE.format(rows="\n".join(rows), total=total, films=films, **machine())
+
+
+def _plain(command: str) -> str:
+    """Without the paths of a machine."""
+    words = command.split()
+    return " ".join(
+        "python3" if "python" in Path(word).name and "/" in word else Path(word).name if word.startswith("/") else word
+        for word in words
+    ).replace("|", "\\|")
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02d} min"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--films", type=Path, required=True)
+    parser.add_argument("--kind", default="folder")
+    parser.add_argument("--called", default="a folder", help="what the page says of the films")
+    parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
+    parser.add_argument("--without-tests", action="store_true")
+    parser.add_argument("--page", type=Path)
+    given = parser.parse_args()
+    walked = walk(given.films.resolve(), given.kind, given.out.resolve(), not given.without_tests)
+    (given.page or given.out / "first-steps.md").write_text(write_page(walked, given.called), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
