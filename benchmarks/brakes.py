@@ -4,14 +4,22 @@
 
 The optimiser: fused, against torch's foreach and its loop over parameters. The teacher's EMA: one call, against a loop.
 Attention, forward and backward: on views of one product, against contiguous copies of query, key and value. In turns,
-the fastest of each. A whole pre-training step of 8 films sets them in proportion.
+the fastest of each. A whole pre-training step of 8 films sets them in proportion. Memory: whole steps of the preset
+small with freed memory kept and huge pages, as the command line has it, against what a Python program has by default;
+processes of their own, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -59,6 +67,33 @@ def attentions(batch: int, tokens: int, width: int, heads: int) -> Works:
     return {"views": attend(lambda part: part), "copies": attend(Tensor.contiguous)}
 
 
+def step_here(steps: int) -> dict[str, float]:
+    """In a process of :func:`memory_ways`: milliseconds, kernel milliseconds and page faults of a step."""
+    step = Step("small", 32)
+    step()
+    step()
+    before, taken = resource.getrusage(resource.RUSAGE_SELF), [seconds(step) for _ in range(steps)]
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "ms": 1000 * median(taken),
+        "kernel ms": 1000 * (after.ru_stime - before.ru_stime) / steps,
+        "page faults": (after.ru_minflt - before.ru_minflt) / steps,
+    }
+
+
+def memory_ways(rounds: int, steps: int) -> dict[str, dict[str, float]]:
+    """Medians over rounds of what a step costs with memory kept and without."""
+    default = {"THP_MEM_ALLOC_ENABLE": "0", "GLIBC_TUNABLES": ""}  # what keep_freed_memory leaves alone
+    found: dict[str, list[dict[str, float]]] = {"kept, huge pages": [], "default": []}
+    for _ in range(rounds):
+        for way, several in found.items():
+            command = [sys.executable, __file__, "--step-here", str(steps)]
+            environment = {**os.environ, **(default if way == "default" else {})}
+            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+            several.append(json.loads(done.stdout.splitlines()[-1]))
+    return {way: {key: median(one[key] for one in several) for key in several[0]} for way, several in found.items()}
+
+
 def run(case: str, batch: int, repetitions: int) -> dict[str, Any]:
     """Milliseconds of each way, ours first, and of a whole step."""
     step = Step(case, batch)
@@ -91,7 +126,13 @@ def measure(quick: bool = False) -> Findings:
             figures.append(Figure(f"{name}, {ours[0]} faster than {way}", taken / ours[1]))
     title = f"A whole step takes {digits(found['step'])} ms"
     columns = ["work", "way", "ms", "to afire's way", "of a step"]
-    return Findings(figures, [Table(title, columns, rows)])
+    tables = [Table(title, columns, rows)]
+    memory = memory_ways(1 if quick else 3, 1 if quick else 10)
+    kept, default = memory.values()
+    figures.append(Figure("a step of `small`, memory kept, faster than by default", default["ms"] / kept["ms"]))
+    lines = [[way, *(digits(value) for value in values.values())] for way, values in memory.items()]
+    tables.append(Table("A step of the preset small, 32 films, by its memory", ["memory", *kept], lines))
+    return Findings(figures, tables)
 
 
 def main() -> None:
@@ -99,8 +140,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--step-here", type=int, help=argparse.SUPPRESS)  # a process of memory_ways
     options = parser.parse_args()
-    report(run("vit-b", options.batch, options.repetitions), options.json)
+    if options.step_here:
+        print(json.dumps(step_here(options.step_here)))
+        return
+    found = run("vit-b", options.batch, options.repetitions)
+    report({**found, "memory of a step": memory_ways(3, 10)}, options.json)
 
 
 if __name__ == "__main__":

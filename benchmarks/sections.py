@@ -52,7 +52,8 @@ SECTIONS = (
         "What usually slows a step down",
         "The ways that are known to cost time, each against afire's, at the size of ViT-B: the optimiser, the "
         "teacher's EMA, and attention on views of one product against contiguous copies. In turns, the fastest of "
-        "each; attention is one of 20 blocks, forward and backward.",
+        "each; attention is one of 20 blocks, forward and backward. Then the memory of whole steps: freed memory kept "
+        "and huge pages, as the command line has it, against the default, medians of three processes each.",
     ),
     Section(
         "scaling",
