@@ -116,10 +116,12 @@ def _probe(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
 
 
 def _finetune(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
-    out = f"results/finetune-{start.name}"
-    words = ("finetune", *start.words("nih"), "--recipe", "nih14", "--fraction", "1,10,100", *_seeds(plan))
-    words += (*_sets(plan["finetune"]), "--name", start.title, "--out", out)
-    yield Step(f"finetune-{start.name}", words, start.ready("nih"), f"{out}/100pct/result.json")
+    """All labels, and few of them, for which an epoch has more than one step."""
+    for kind, fractions, marker in (("finetune", "100", ""), ("finetune-few", "1,10", "10pct/")):
+        out = f"results/{kind}-{start.name}"
+        words = ("finetune", *start.words("nih"), "--recipe", "nih14", "--fraction", fractions, *_seeds(plan))
+        words += (*_sets(plan[kind]), "--name", start.title, "--out", out)
+        yield Step(f"{kind}-{start.name}", words, start.ready("nih"), f"{out}/{marker}result.json")
 
 
 def _segment(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
@@ -135,7 +137,8 @@ def _detect(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
         models: list[str] = []
         for seed in plan["seeds"]:
             out = f"detectors/{place}-{start.name}-{seed}"
-            epochs = f"{'training' if start.weights == 'random' else 'adapt'}.epochs={plan['adapt'][place]}"
+            scratch = start.weights == "random"
+            epochs = f"training.epochs={plan['scratch'][place]}" if scratch else f"adapt.epochs={plan['adapt'][place]}"
             words = tuple(word.replace("{seed}", str(seed)) for word in start.words(place))
             words = ("detect", "fit", *words, "--seed", str(seed), "--set", epochs, "--out", out)
             yield Step(f"fit-{place}-{start.name}-{seed}", words, start.ready(place), f"{out}/detector.json")
@@ -149,7 +152,7 @@ def _detect(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
 def _comparisons(plan: dict[str, Any]) -> Iterator[Step]:
     """Tables of each task: random weights first, which the others are compared with."""
     names = ("random", *plan["methods"])
-    for task in ("probe", "finetune", "segment", *(f"detect-{place}" for place in SETS)):
+    for task in ("probe", "finetune", "finetune-few", "segment", *(f"detect-{place}" for place in SETS)):
         rows = [f"{task}-{name}" for name in (*names, *(TRIVIAL if task == "probe" else ()))]
         words = ("compare", *[f"results/{row}" for row in rows], "--out", f"compare/{task}")
         needs = tuple(row.replace("detect-", "eval-") for row in rows)

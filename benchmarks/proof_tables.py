@@ -25,6 +25,7 @@ NAMES = {"metadata": "*metadata only*", "area": "*original area only*", "sharpne
 METRICS = {
     "probe": ("auc", "accuracy", "f1"),
     "finetune": ("auc", "average_precision"),
+    "finetune-few": ("auc", "average_precision"),
     "segment": ("dice", "iou"),
     **{f"detect-{place}": ("auc", "accuracy", "f1") for place in SETS},
 }
@@ -32,7 +33,8 @@ TITLES = {"auc": "AUC", "average_precision": "average precision", "accuracy": "A
     "dice": "Dice",
     "iou": "IoU",
 }
-HEADS = {"probe": "ChildCXR probe", "finetune": "NIH, 14 findings, fine-tuned", "segment": "Shenzhen, lung fields"} | {
+NIH = "NIH, 14 findings, fine-tuned"
+HEADS = {"probe": "ChildCXR probe", "finetune": NIH, "finetune-few": NIH, "segment": "Shenzhen, lung fields"} | {
     f"detect-{place}": f"Detection, {name}" for place, name in zip(SETS, ("ChildCXR", "NIH", "Shenzhen"), strict=True)
 }
 
@@ -170,7 +172,7 @@ def draw(comparisons: dict[str, list[Comparison]], file: Path) -> None:
 
 
 def _title(task: str, found: Comparison) -> str:
-    return HEADS[task] + (f", {100 * found.fraction:g} % of labels" if task in ("probe", "finetune") else "")
+    return HEADS[task] + (f", {100 * found.fraction:g} % of labels" if task.startswith(("probe", "finetune")) else "")
 
 
 def _short(name: str) -> str:
