@@ -1,8 +1,11 @@
 """A detector over a file or a folder of films: reading ahead of the networks, drawing behind them.
 
-Threads read and resize films while the networks look at the batch before, other threads draw what was found, and the
+Threads read and resize films while the networks look at the batches before, other threads draw what was found, and the
 journal ``results.jsonl`` gets a line when everything of a film is on disk. Memory does not grow with the number of
 films but for one line each; a killed run goes on where the journal ends.
+
+On a CPU several batches are looked at side by side, on a share of the cores each. One batch on all cores would be
+slower: the threads of an operation wait for each other, and so for whichever was kept from its core by a reader.
 
 Shapes: B films of S x S pixels, heat of R x C cells, H x W pixels of a film as it is shown.
 """
@@ -51,6 +54,7 @@ from afire.tasks.detect.regions import regions, sentence
 
 LONGEST_SIDE = 512  # of a film as it is shown
 BATCH = 32
+_MOST_SIDE_BY_SIDE = 8  # batches: each holds its own activations
 PAGE = "report.html"
 _WRITTEN = (JOURNAL, CSV, JSON, PAGE)
 T = TypeVar("T")
@@ -194,12 +198,20 @@ def _run(task: RunTask, root: Path, jobs: Sequence[tuple[int, str]], journal: Te
             bar.advance()
         journal.flush()
 
-    with _threads(workers) as readers, _threads(workers) as drawers, progress("detecting", len(jobs), "films") as bar:
+    side = min(workers, _MOST_SIDE_BY_SIDE, -(-len(jobs) // task.batch)) if task.detector.device.type == "cpu" else 1
+    with (
+        _threads(workers) as readers,
+        _share_of_cores(side),
+        _threads(max(1, side)) as lookers,
+        _threads(workers) as drawers,
+        progress("detecting", len(jobs), "films") as bar,
+    ):
         calls = (partial(_read, root, number, name, image, shows) for number, name in jobs)
-        for batch in _batches(_ahead(readers, calls, task.batch + 2 * workers), task.batch):
-            films = [film for film in batch if isinstance(film, ReadFilm)]
-            behind.extend((bad, None) for bad in batch if isinstance(bad, FilmResult))
-            for drawing in _look(task.detector, films, restore=shows) if films else ():
+        batches = _batches(_ahead(readers, calls, task.batch + 2 * workers), task.batch)
+        looks = (partial(_look, task.detector, batch, shows) for batch in batches)
+        for bad, drawings in _ahead(lookers, looks, side + 1):
+            behind.extend((result, None) for result in bad)
+            for drawing in drawings:
                 future = drawers.submit(task.draw, drawing) if task.draw is not None else None
                 behind.append((drawing.result, future))
             settle(2 * task.batch)
@@ -207,7 +219,28 @@ def _run(task: RunTask, root: Path, jobs: Sequence[tuple[int, str]], journal: Te
     return results
 
 
-def _look(detector: Detector, films: Sequence[ReadFilm], restore: bool) -> Iterator[Drawing]:
+@contextmanager
+def _share_of_cores(side: int) -> Iterator[None]:
+    """For so many batches side by side: threads that start within use a share of torch's threads each."""
+    before = torch.get_num_threads()
+    if side > 1:
+        torch.set_num_threads(max(1, before // side))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _look(
+    detector: Detector, batch: Sequence[ReadFilm | FilmResult], restore: bool
+) -> tuple[list[FilmResult], list[Drawing]]:
+    """What cannot be read, and what there is to draw of the others."""
+    films = [film for film in batch if isinstance(film, ReadFilm)]
+    bad = [film for film in batch if isinstance(film, FilmResult)]
+    return bad, list(_drawings(detector, films, restore)) if films else []
+
+
+def _drawings(detector: Detector, films: Sequence[ReadFilm], restore: bool) -> Iterator[Drawing]:
     squares = np.stack([film.square for film in films])
     images = torch.from_numpy(squares)[:, None]
     found = detector.score(images, restore=restore)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,31 @@ def test_scores_are_those_of_the_detector(detector: Detector, folder: Path) -> N
         square = fit_square(read_film(folder / name)[0], image.size, image.fit)
         alone = detector.score(torch.from_numpy(square)[None, None]).score[0]
         assert found[name].score == pytest.approx(float(alone), abs=1e-4)
+
+
+def test_batches_side_by_side_change_nothing(
+    detector: Detector, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, most, score = [0], [0], Detector.score
+
+    def watched(self: Detector, *words: object, **named: object) -> object:
+        looking[0] += 1
+        most[0] = max(most[0], looking[0])
+        time.sleep(0.05)
+        found = score(self, *words, **named)  # type: ignore[arg-type]
+        looking[0] -= 1
+        return found
+
+    monkeypatch.setattr(Detector, "score", watched)
+    threads = torch.get_num_threads()
+    alone = run_detector(task(detector, folder, out=tmp_path / "alone", workers=1, batch=3))
+    assert most == [1]
+    side = run_detector(task(detector, folder, out=tmp_path / "side", workers=3, batch=3))
+    assert most[0] > 1 and torch.get_num_threads() == threads
+    assert [one.file for one in side] == [one.file for one in alone], "in order"
+    for one, other in zip(side, alone, strict=True):
+        assert one.status == other.status and one.region_words == other.region_words
+        assert one.score == pytest.approx(other.score, abs=1e-5)
 
 
 def test_pictures_are_asked_for_in_other_threads_and_noted(detector: Detector, folder: Path) -> None:
