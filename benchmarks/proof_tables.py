@@ -40,8 +40,9 @@ HEADS = {"probe": "ChildCXR probe", "finetune": NIH, "finetune-few": NIH, "segme
 
 
 def rows_of(study: Path, task: str, starts: Sequence[str]) -> list[Comparison]:
-    names = [*starts, *(TRIVIAL if task == "probe" else ())]
-    return compare([study / "results" / f"{task}-{name}" for name in names], metrics=list(METRICS[task]))
+    """A comparison for each fraction of labels, of the results that are there: a study may still be running."""
+    folders = [study / "results" / f"{task}-{name}" for name in (*starts, *(TRIVIAL if task == "probe" else ()))]
+    return compare([folder for folder in folders if folder.exists()], metrics=list(METRICS[task]))
 
 
 def table(found: Comparison, metrics: Sequence[str]) -> Iterator[str]:
