@@ -38,9 +38,7 @@ def write_page(results: Results) -> str:
     }.items():
         if name in results:
             parts.append(section(results[name]))
-    parts.append(
-        f"## Defects found in writing and running it\n\nMended, each with a test.\n\n{DEFECTS}"
-    )
+    parts.append(f"## Defects found in writing and running it\n\nMended, each with a test.\n\n{DEFECTS}")
     parts.append(_where(results))
     return _wrapped("\n".join(part.rstrip("\n") + "\n" for part in parts))
 
