@@ -31,7 +31,6 @@ class Walked:
     page: str
     command: str
     seconds: float
-    said: str  # the last line
 
 
 def readme_commands(text: str) -> list[str]:
@@ -113,8 +112,7 @@ def _step(page: str, command: str, place: Path, out: Path) -> Walked:
         log.write(f"$ {command}\n{done.stdout}\n")
     if done.returncode and not ("data check" in command and done.returncode == 1):  # 1: the set has errors, and says so
         sys.exit(f"stumbled over `{command}` (exit code {done.returncode}):\n{done.stdout[-2000:]}")
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
-    return Walked(page, command, seconds, lines[-1].strip() if lines else "")
+    return Walked(page, command, seconds)
 
 
 PAGE = """\

@@ -185,8 +185,8 @@ def test_the_walk_takes_its_commands_from_the_readme_and_hides_paths() -> None:
     assert commands[0] == "pip install -c constraints.txt ." and any("afire pretrain" in one for one in commands)
     assert all("#" not in one for one in commands)
     steps = [
-        walk.Walked("README", "/opt/bin/python3.11 -m venv own", 75.0, ""),
-        walk.Walked("README", "cp /a/b c", 2, ""),
+        walk.Walked("README", "/opt/bin/python3.11 -m venv own", 75.0),
+        walk.Walked("README", "cp /a/b c", 2),
     ]
     page = walk.write_page(steps, "566 films of Shenzhen")
     assert "| README | `python3 -m venv own` | 1:15 min |" in page and "| README | `cp b c` | 2.0 s |" in page
