@@ -4,12 +4,13 @@
 
 FOLDER holds the films of the README's FILMS; ``--kind`` replaces its `folder` where they come with labels or masks.
 Everything happens in an empty folder, with a virtual environment of its own and no word that the pages do not have. The
-walk stops at the first step that fails.
+walk stops at the first step that fails; called again, it goes on there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -70,7 +71,7 @@ DOCS = (
 
 
 def walk(films: Path, kind: str, out: Path, tests: bool) -> list[Walked]:
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     clone = out / "afire"
     steps = [("README", f"git clone {shlex.quote(str(ROOT))} afire", out), ("README", "make demo", clone)]
     steps += [("README", "make test", clone)] if tests else []
@@ -81,19 +82,22 @@ def walk(films: Path, kind: str, out: Path, tests: bool) -> list[Walked]:
         command = command.replace("build folder", f"build {kind}").replace("NEW_FILMS", "new")
         steps.append(("README", command.replace("FILMS", shlex.quote(str(films))), place))
     steps += [(f"docs/{page}.md", command, own) for page, command in DOCS]
-    walked = []
-    for page, command, place in steps:
+    done = out / "walked.jsonl"
+    walked = [Walked(**json.loads(line)) for line in done.read_text().splitlines()] if done.exists() else []
+    for page, command, place in steps[len(walked) :]:
         if "detect run" in command:
             _new_films(films, own / "new")
         one = _step(page, command, place, out)
         walked.append(one)
+        with done.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(vars(one)) + "\n")
         print(f"{one.seconds:7.1f} s  {command}", flush=True)
     return walked
 
 
 def _new_films(films: Path, new: Path) -> None:
     """A few films that a hospital might send."""
-    new.mkdir()
+    new.mkdir(exist_ok=True)
     found = sorted(path for path in films.rglob("*") if path.suffix in (".png", ".jpg", ".jpeg", ".dcm"))
     for path in found[:: max(1, len(found) // LEAST_FILMS)][:LEAST_FILMS]:
         shutil.copy(path, new)
@@ -158,7 +162,7 @@ def main() -> None:
     parser.add_argument("--films", type=Path, required=True)
     parser.add_argument("--kind", default="folder")
     parser.add_argument("--called", default="a folder", help="what the page says of the films")
-    parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder, or that of a walk that stumbled")
     parser.add_argument("--without-tests", action="store_true")
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()

@@ -191,3 +191,25 @@ def test_the_walk_takes_its_commands_from_the_readme_and_hides_paths() -> None:
     page = walk.write_page(steps, "566 films of Shenzhen")
     assert "| README | `python3 -m venv own` | 1:15 min |" in page and "| README | `cp b c` | 2.0 s |" in page
     assert "1:17 min in all" in page and "566 films" in page
+
+
+def test_a_walk_that_stumbled_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "a.png").touch()
+    stones, called = {"probe"}, []
+
+    def step(where: str, command: str, place: Path, out: Path) -> walk.Walked:
+        if command.startswith("afire") and command.split()[1] in stones:
+            sys.exit("stumbled")
+        (out / "own").mkdir(exist_ok=True)
+        called.append(command)
+        return walk.Walked(where, command, 1.0)
+
+    monkeypatch.setattr(walk, "_step", step)
+    with pytest.raises(SystemExit, match="stumbled"):
+        walk.walk(tmp_path / "films", "folder", tmp_path / "out", tests=True)
+    before = len(called)
+    stones.clear()
+    walked = walk.walk(tmp_path / "films", "folder", tmp_path / "out", tests=True)
+    assert 0 < before < len(called) == len(set(called)) and [one.command for one in walked] == called
+    assert (tmp_path / "out" / "own" / "new" / "a.png").exists()
