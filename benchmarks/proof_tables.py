@@ -15,25 +15,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import yaml
 from proof import SETS, TRIVIAL
 
-from afire.report.style import COLOURS, FAINT, panels, style
+from afire.report.style import COLOURS, FAINT, style
 from afire.tasks.compare import Comparison, Entry, Pair, compare
 
 NAMES = {"metadata": "*metadata only*", "area": "*original area only*", "sharpness": "*sharpness only*"}
 METRICS = {
     "probe": ("auc", "accuracy", "f1"),
-    "finetune": ("auc", "average_precision"),
     "finetune-few": ("auc", "average_precision"),
-    "segment": ("dice", "iou"),
+    "finetune": ("auc", "average_precision"),
     **{f"detect-{place}": ("auc", "accuracy", "f1") for place in SETS},
+    "segment": ("dice", "iou"),
 }
 TITLES = {"auc": "AUC", "average_precision": "average precision", "accuracy": "ACC", "f1": "F1"} | {
     "dice": "Dice",
     "iou": "IoU",
 }
-NIH = "NIH, 14 findings, fine-tuned"
+NIH = "NIH fine-tuned"
 HEADS = {"probe": "ChildCXR probe", "finetune": NIH, "finetune-few": NIH, "segment": "Shenzhen, lung fields"} | {
     f"detect-{place}": f"Detection, {name}" for place, name in zip(SETS, ("ChildCXR", "NIH", "Shenzhen"), strict=True)
 }
@@ -93,8 +94,10 @@ def pretraining(study: Path, plan: dict[str, Any]) -> Iterator[str]:
     for name, method in plan["methods"].items():
         for seed in plan["seeds"]:
             summary = json.loads((study / "runs" / f"{name}-{seed}" / "summary.json").read_text(encoding="utf-8"))
-            losses = [f"{summary['losses'][part]:.3f}" for part in ("structure", "category", "restoration")]
-            health = ": ".join(summary["health"]) if summary["health"] else "not measured without prototypes"
+            parts = [summary["losses"][part] for part in ("structure", "category", "restoration")]
+            losses = [f"{value:.3f}" if value else "" for value in parts]  # exactly 0: switched off
+            colour, words = summary["health"]
+            health = "not measured: no prototypes" if colour == "-" else f"{colour}: {words}"
             minutes = times.get(f"pretrain-{name}-{seed}", math.nan)
             cells = [f"{method['title']}, seed {seed}", str(summary["epoch"]), f"{minutes:.1f}", *losses, health]
             yield f"| {' | '.join(cells)} |"
@@ -156,20 +159,27 @@ def draw(comparisons: dict[str, list[Comparison]], file: Path) -> None:
     """The first metric of every task: each seed a dot, the interval of the mean a line."""
     shown = [(task, found) for task, several in comparisons.items() for found in several]
     with style(print_size=True):
-        figure, axes = panels(len(shown), side=2.3, share=False, most_columns=3)
-        for axis, (task, found) in zip(axes, shown, strict=True):
+        columns = 3
+        rows = -(-len(shown) // columns)
+        most = max(len(found.entries) for _, found in shown)
+        figure, grid = plt.subplots(rows, columns, figsize=(9.0, rows * (0.24 * most + 0.7)), squeeze=False)
+        for axis in grid.flat[len(shown) :]:
+            axis.set_visible(False)
+        for axis, (task, found) in zip(grid.flat, shown, strict=False):
             entries = found.entries[::-1]
             for height, entry in enumerate(entries):
                 one = entry.result.metrics[METRICS[task][0]]
-                trivial, ours = _name(entry).startswith("*"), entry.result.name == "AFiRe"
+                trivial, ours = _name(entry).startswith("*"), entry.result.name.startswith("AFiRe")
                 colour = FAINT if trivial else COLOURS[1] if ours else COLOURS[0]
                 axis.plot([one.low, one.high], [height, height], color=colour, linewidth=1.2)
                 axis.plot(one.values, [height] * len(one.values), "o", color=colour, markersize=3.5, alpha=0.8)
             axis.set_yticks(range(len(entries)), [_short(_name(entry)) for entry in entries])
             axis.margins(y=0.15)
-            axis.set_title(_title(task, found))
+            axis.locator_params(axis="x", nbins=5)
+            axis.set_title(_title(task, found), loc="left")
             axis.set_xlabel(TITLES[METRICS[task][0]])
-        figure.savefig(file, dpi=160)
+        figure.savefig(file, dpi=130)
+        plt.close(figure)
 
 
 def _title(task: str, found: Comparison) -> str:

@@ -25,7 +25,10 @@ from afire.tasks.metrics import auc  # noqa: E402
 from afire.tasks.results import Result, RunResult, estimate, write_result  # noqa: E402
 
 PLAN = yaml.safe_load((ROOT / "benchmarks" / "proof.yaml").read_text(encoding="utf-8"))
-CANDIDATES = yaml.safe_load((ROOT / "benchmarks" / "search.yaml").read_text(encoding="utf-8"))
+SEARCHES = {
+    name: yaml.safe_load((ROOT / "benchmarks" / f"{name}.yaml").read_text(encoding="utf-8"))
+    for name in ("search", "search_long")
+}
 
 
 def test_every_step_comes_after_what_it_needs_and_pretraining_sees_training_films_only() -> None:
@@ -40,10 +43,13 @@ def test_every_step_comes_after_what_it_needs_and_pretraining_sees_training_film
     assert {f"pretrain-{name}-{seed}" for name in PLAN["methods"] for seed in PLAN["seeds"]} <= known
 
 
-@pytest.mark.parametrize("name", CANDIDATES["candidates"])
-def test_candidates_are_settings(name: str) -> None:
-    found = CANDIDATES["candidates"][name]
-    config = changed(load_config(CANDIDATES["preset"]), merged(CANDIDATES["base"], found["settings"]))
+@pytest.mark.parametrize(
+    ("which", "name"), [(which, name) for which in SEARCHES for name in SEARCHES[which]["candidates"]]
+)
+def test_candidates_are_settings(which: str, name: str) -> None:
+    plan = SEARCHES[which]
+    found = plan["candidates"][name]
+    config = changed(load_config(plan["preset"]), merged(plan["base"], found["settings"]))
     assert config.image.size == found.get("pixels", 128)
 
 
