@@ -107,7 +107,15 @@ class Start:
 
 def _probe(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
     out = f"results/probe-{start.name}"
-    words = ("probe", *start.words("childcxr"), "--labels", "abnormal", "--fraction", "1,10,100", *_seeds(plan))
+    words = (
+        "probe",
+        *start.words("childcxr"),
+        "--labels",
+        "abnormal",
+        "--fraction",
+        "1,10,100",
+        *_seeds(plan, "probe"),
+    )
     words += ("--no-cache", "--out", out, *(("--name", start.title) if start.title else ()))
     yield Step(f"probe-{start.name}", words, start.ready("childcxr"), f"{out}/100pct/result.json")
     if start.name == "random":
@@ -119,15 +127,15 @@ def _finetune(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
     """All labels, and few of them, for which an epoch has more than one step."""
     for kind, fractions, marker in (("finetune", "100", ""), ("finetune-few", "1,10", "10pct/")):
         out = f"results/{kind}-{start.name}"
-        words = ("finetune", *start.words("nih"), "--recipe", "nih14", "--fraction", fractions, *_seeds(plan))
-        words += (*_sets(plan[kind]), "--name", start.title, "--out", out)
+        words = ("finetune", *start.words("nih"), "--recipe", "nih14", "--fraction", fractions)
+        words += (*_seeds(plan, kind), *_sets(plan[kind]), "--name", start.title, "--out", out)
         yield Step(f"{kind}-{start.name}", words, start.ready("nih"), f"{out}/{marker}result.json")
 
 
 def _segment(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
     out = f"results/segment-{start.name}"
-    words = ("segment", *start.words("shenzhen"), "--recipe", "lungs", *_seeds(plan), *_sets(plan["segment"]))
-    words += ("--name", start.title, "--out", out)
+    words = ("segment", *start.words("shenzhen"), "--recipe", "lungs", *_seeds(plan, "segment"))
+    words += (*_sets(plan["segment"]), "--name", start.title, "--out", out)
     yield Step(f"segment-{start.name}", words, start.ready("shenzhen"), f"{out}/result.json")
 
 
@@ -165,8 +173,8 @@ def _network(plan: dict[str, Any]) -> tuple[str, ...]:
     return ("--preset", plan["preset"], *_sets(changes))
 
 
-def _seeds(plan: dict[str, Any]) -> tuple[str, str]:
-    return "--seeds", ",".join(map(str, plan["seeds"]))
+def _seeds(plan: dict[str, Any], task: str) -> tuple[str, str]:
+    return "--seeds", ",".join(map(str, plan["task_seeds"].get(task, plan["seeds"])))
 
 
 def _flat(settings: dict[str, Any]) -> list[str]:
