@@ -126,7 +126,7 @@ def _facts(found: Statistics, rule: str | None) -> str:
         f"boxes: {found.boxes:,}; films with a mask: {found.masks:,}",
     ]
     if rule:
-        lines.append(f"normal: {rule}")
+        lines.append(f"the column normal is {rule}")
     if found.crossing_patients:
         lines.append(f"WARNING: {found.crossing_patients:,} patients have films in more than one split")
     return "\n".join(lines)

@@ -171,3 +171,15 @@ def test_core_minutes_of_all_starts_of_a_step_add_up(tmp_path: Path) -> None:
     lines = [{"step": "a", "core_minutes": 1.5}, {"step": "b", "core_minutes": 1}, {"step": "a", "core_minutes": 2}]
     (tmp_path / "times.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert proof_tables._times(tmp_path) == {"a": 3.5, "b": 1}
+
+
+def test_the_results_page_has_every_mean_of_the_study() -> None:
+    """After a study: ``python benchmarks/proof_tables.py --study STUDY --json benchmarks/proof.json``, and its tables."""
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
+    study = json.loads((ROOT / "benchmarks" / "proof.json").read_text(encoding="utf-8"))
+    tasks = {task: part for task, part in study.items() if task != "core-minutes"}
+    assert len(tasks) >= 10
+    for task, part in tasks.items():
+        for name, metrics in part["results"].items():
+            means = [f"{one['mean']:.3f} ± {one['sd']:.3f}" for one in metrics.values()]
+            assert any(line.startswith(f"| {name} | {' | '.join(means)} |") for line in page), (task, name, means)
