@@ -15,6 +15,7 @@ from packaging.utils import canonicalize_name
 
 OURS = {"afire", "pip", "setuptools", "wheel"}
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PATCHES = 30  # of one Python, at most
 HEADER = "# The versions that the tests pass with. Written by scripts/constraints.py; versions only, no addresses.\n"
 
 
@@ -26,10 +27,17 @@ def lines() -> list[str]:
             continue
         version = re.sub(r"\+.*", "", distribution.version)
         supported = SpecifierSet(distribution.metadata["Requires-Python"] or "")
-        oldest = next(python for python in PYTHONS if supported.contains(f"{python}.99"))
-        marker = "" if oldest == PYTHONS[0] else f' ; python_version >= "{oldest}"'
-        found[name] = f"{name}=={version}{marker}"
+        found[name] = f"{name}=={version}{marker(supported)}"
     return [found[name] for name in sorted(found)]
+
+
+def marker(supported: SpecifierSet) -> str:
+    """Nothing, or from which Python on the pin holds: some releases also leave early patches of a Python behind."""
+    releases = ((python, patch) for python in PYTHONS for patch in range(PATCHES))
+    python, patch = next(release for release in releases if supported.contains(f"{release[0]}.{release[1]}"))
+    if patch:
+        return f' ; python_full_version >= "{python}.{patch}"'
+    return "" if python == PYTHONS[0] else f' ; python_version >= "{python}"'
 
 
 if __name__ == "__main__":
