@@ -119,6 +119,12 @@ def _step(page: str, command: str, place: Path, out: Path) -> Walked:
     return Walked(page, command, seconds)
 
 
+STUMBLES = """\
+- Set-up failed with Python 3.11.2: a pinned package needs 3.11.5, and its pin did not say so. Pins now hold from the
+  patch release that a package supports.
+- `afire data stats` ended with `normal: 1 without tuberculosis, 0 with it`, which reads like a count. It is what the
+  column means, and now says so.
+"""
 PAGE = """\
 # First steps, and what they take
 
@@ -135,18 +141,31 @@ Python {python}, torch {torch}. Written by the command below, which stops at the
 ```
 python benchmarks/walk.py --films FOLDER --kind KIND --out walk --page docs/first-steps.md
 ```
-"""
+
+What made us stumble on this way, and was mended:
+
+{stumbles}"""
 
 
-def write_page(walked: list[Walked], films: str) -> str:
+def pythons(out: Path) -> str:
+    """Versions of the interpreters that the walk found: the one of `make`, and that of its own environment."""
+    tell = "import platform; print(platform.python_version())"
+    places = (out / "afire" / ".venv" / "bin" / "python", out / "own" / "bin" / "python")
+    found = [subprocess.run([place, "-c", tell], check=True, capture_output=True, text=True).stdout for place in places]
+    return " and ".join(sorted({one.strip() for one in found}))
+
+
+def write_page(walked: list[Walked], films: str, python: str) -> str:
     rows = [f"| {one.page} | `{_plain(one.command)}` | {_time(one.seconds)} |" for one in walked]
     total = _time(sum(one.seconds for one in walked))
-    return PAGE.format(rows="\n".join(rows), total=total, films=films, **machine())
+    return PAGE.format(
+        rows="\n".join(rows), total=total, films=films, stumbles=STUMBLES, **{**machine(), "python": python}
+    )
 
 
 def _plain(command: str) -> str:
     """Without the paths of a machine."""
-    words = command.split()
+    words = command.replace(str(ROOT), "URL").split()
     return " ".join(
         "python3" if "python" in Path(word).name and "/" in word else Path(word).name if word.startswith("/") else word
         for word in words
@@ -167,7 +186,8 @@ def main() -> None:
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
     walked = walk(given.films.resolve(), given.kind, given.out.resolve(), not given.without_tests)
-    (given.page or given.out / "first-steps.md").write_text(write_page(walked, given.called), encoding="utf-8")
+    text = write_page(walked, given.called, pythons(given.out.resolve()))
+    (given.page or given.out / "first-steps.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -188,9 +188,9 @@ def test_the_walk_takes_its_commands_from_the_readme_and_hides_paths() -> None:
         walk.Walked("README", "/opt/bin/python3.11 -m venv own", 75.0),
         walk.Walked("README", "cp /a/b c", 2),
     ]
-    page = walk.write_page(steps, "566 films of Shenzhen")
+    page = walk.write_page(steps, "566 films of Shenzhen", "3.11.2")
     assert "| README | `python3 -m venv own` | 1:15 min |" in page and "| README | `cp b c` | 2.0 s |" in page
-    assert "1:17 min in all" in page and "566 films" in page
+    assert "1:17 min in all" in page and "566 films" in page and "Python 3.11.2," in page
 
 
 def test_a_walk_that_stumbled_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_core_minutes_of_all_starts_of_a_step_add_up(tmp_path: Path) -> None:
 
 
 def test_the_results_page_has_every_mean_of_the_study() -> None:
-    """After a study: ``python benchmarks/proof_tables.py --study STUDY --json benchmarks/proof.json``, and its tables."""
+    """After a study: ``python benchmarks/proof_tables.py --study STUDY --json benchmarks/proof.json``."""
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
     study = json.loads((ROOT / "benchmarks" / "proof.json").read_text(encoding="utf-8"))
     tasks = {task: part for task, part in study.items() if task != "core-minutes"}
