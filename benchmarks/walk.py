@@ -99,6 +99,7 @@ def _new_films(films: Path, new: Path) -> None:
     """A few films that a hospital might send."""
     new.mkdir(exist_ok=True)
     found = sorted(path for path in films.rglob("*") if path.suffix in (".png", ".jpg", ".jpeg", ".dcm"))
+    found = [path for path in found if "mask" not in path.relative_to(films).as_posix().lower()]
     for path in found[:: max(1, len(found) // LEAST_FILMS)][:LEAST_FILMS]:
         shutil.copy(path, new)
 
