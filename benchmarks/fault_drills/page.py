@@ -22,8 +22,7 @@ DEFECTS = """\
   `run.stop_on_collapse`.
 - Files under a temporary name (`.part-...`) stayed after a kill in the middle of a write. Whoever takes up the folder now removes them.
 - A full disk was said without a path where a small file was being written, by `afire data pack`, and by `afire detect run`
-  under its pictures or its journal (these two were mended after the drill: its table has their old sentence); and without advice by
-  `afire export`.
+  under its pictures or its journal; and without advice by `afire export`.
 """
 
 
