@@ -107,16 +107,8 @@ class Start:
 
 def _probe(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
     out = f"results/probe-{start.name}"
-    words = (
-        "probe",
-        *start.words("childcxr"),
-        "--labels",
-        "abnormal",
-        "--fraction",
-        "1,10,100",
-        *_seeds(plan, "probe"),
-    )
-    words += ("--no-cache", "--out", out, *(("--name", start.title) if start.title else ()))
+    words = ("probe", *start.words("childcxr"), *_seeds(plan, "probe"), "--labels", "abnormal")
+    words += ("--fraction", "1,10,100", "--no-cache", "--out", out, *(("--name", start.title) if start.title else ()))
     yield Step(f"probe-{start.name}", words, start.ready("childcxr"), f"{out}/100pct/result.json")
     if start.name == "random":
         for trivial in TRIVIAL:

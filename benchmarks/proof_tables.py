@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import yaml
 from proof import SETS, TRIVIAL
 
-from afire.report.style import COLOURS, FAINT, style
+from afire.report.style import COLOURS, FAINT, panels, style
 from afire.tasks.compare import Comparison, Entry, Pair, compare
 
 NAMES = {"metadata": "*metadata only*", "area": "*original area only*", "sharpness": "*sharpness only*"}
@@ -159,13 +158,9 @@ def draw(comparisons: dict[str, list[Comparison]], file: Path) -> None:
     """The first metric of every task: each seed a dot, the interval of the mean a line."""
     shown = [(task, found) for task, several in comparisons.items() for found in several]
     with style(print_size=True):
-        columns = 3
-        rows = -(-len(shown) // columns)
         most = max(len(found.entries) for _, found in shown)
-        figure, grid = plt.subplots(rows, columns, figsize=(9.0, rows * (0.24 * most + 0.7)), squeeze=False)
-        for axis in grid.flat[len(shown) :]:
-            axis.set_visible(False)
-        for axis, (task, found) in zip(grid.flat, shown, strict=False):
+        figure, axes = panels(len(shown), side=2.9, share=False, most_columns=3, height=0.24 * most + 0.6)
+        for axis, (task, found) in zip(axes, shown, strict=True):
             entries = found.entries[::-1]
             for height, entry in enumerate(entries):
                 one = entry.result.metrics[METRICS[task][0]]
@@ -179,7 +174,6 @@ def draw(comparisons: dict[str, list[Comparison]], file: Path) -> None:
             axis.set_title(_title(task, found), loc="left")
             axis.set_xlabel(TITLES[METRICS[task][0]])
         figure.savefig(file, dpi=130)
-        plt.close(figure)
 
 
 def _title(task: str, found: Comparison) -> str:

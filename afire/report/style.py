@@ -69,13 +69,17 @@ def style(print_size: bool = False) -> Iterator[None]:
         yield
 
 
-def panels(count: int, side: float = 2.1, share: bool = True, most_columns: int = 5) -> tuple[Figure, list[Axes]]:
-    """A figure with ``count`` square panels in rows, and its axes in reading order; ``share``: all have one scale."""
+def panels(
+    count: int, side: float = 2.1, share: bool = True, most_columns: int = 5, height: float | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with ``count`` panels in rows, square or of a ``height``, and its axes in reading order.
+
+    ``share``: all have one scale.
+    """
     columns = min(count, most_columns)
     rows = -(-count // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(side * columns + 0.6, side * rows + 0.6), squeeze=False, sharex=share, sharey=share
-    )
+    size = (side * columns + 0.6, (height or side) * rows + 0.6)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, sharex=share, sharey=share)
     axes = list(grid.flat)
     for number, axis in enumerate(axes[count:], start=count):
         axis.set_visible(False)
