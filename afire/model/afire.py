@@ -137,8 +137,6 @@ class AFiRe(nn.Module):
         tokens = self.student.tokens(self.normalise(lesioned), generator)
         structure = category = restoration = lesion = tokens.new_zeros((), dtype=torch.float32)
         diagnostics = {"abnormal_share": abnormal.float().mean()}
-        if self.student.head is not None:
-            structure, category = self._contrast(films, tokens, abnormal, diagnostics)
         if self.decoder is not None:
             by_view = (len(films), views, abnormal.shape[1])
             restored_BVLP = self.decoder(tokens, abnormal).view(*by_view, -1)
@@ -147,6 +145,9 @@ class AFiRe(nn.Module):
             restoration = restoration_loss(restored_BVLP, target_B1LP, abnormal_BVL, weights.abnormal_weight)
         if self.lesion_classifier is not None:
             lesion = lesion_loss(self.lesion_classifier(tokens).squeeze(-1), abnormal)
+        # Last, because here processes wait for each other, and once more when its backward begins: right after.
+        if self.student.head is not None:
+            structure, category = self._contrast(films, tokens, abnormal, diagnostics)
         terms = distributed.with_global_value(torch.stack([structure, category, restoration, lesion]))
         factors = terms.new_tensor([weights.structure, weights.category, weights.restoration, weights.lesion])
         return Losses(terms[0], terms[1], terms[2], terms[3], (factors * terms).sum(), diagnostics)

@@ -9,7 +9,7 @@ of them, written so that DDP's averaging of gradients gives exactly its gradient
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,9 @@ def structure_loss(
     """
     with full_precision(log_q):
         queries_LBK = _queries(_by_position(log_q), similarity)
-        return _structure(queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T, abnormal.bool().T)
+        scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
+        abnormal_LB = abnormal.bool().T
+        return _structure(scores_LBL, abnormal_LB, distributed.total((~abnormal_LB).sum()))
 
 
 def category_loss(
@@ -63,8 +65,8 @@ def category_loss(
         keys_LBK = _by_position(log_q)
         queries_LBK = _queries(keys_LBK, similarity)
         own_LB = (queries_LBK @ _prototype_keys(prototypes, similarity, temperature)[..., None]).squeeze(-1)
-        scale = _sign(similarity) / temperature
-        return _category(queries_LBK, keys_LBK, own_LB, abnormal.bool().T, scale, abnormal_consistency)
+        images = _gather_images(keys_LBK, own_LB, abnormal.bool().T)
+        return _category(queries_LBK, abnormal.bool().T, images, _sign(similarity) / temperature, abnormal_consistency)
 
 
 def token_losses(
@@ -81,9 +83,10 @@ def token_losses(
         queries_LBK = _queries(keys_LBK, similarity)
         scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
         own_LB = scores_LBL.diagonal(dim1=0, dim2=2).T
+        images = _gather_images(keys_LBK, own_LB, abnormal.bool().T)
         scale = _sign(similarity) / temperature
-        category = _category(queries_LBK, keys_LBK, own_LB, abnormal.bool().T, scale, abnormal_consistency)
-        return _structure(scores_LBL, abnormal.bool().T), category
+        category = _category(queries_LBK, abnormal.bool().T, images, scale, abnormal_consistency)
+        return _structure(scores_LBL, abnormal.bool().T, (~images.abnormal).sum()), category
 
 
 def _by_position(values: Tensor) -> Tensor:
@@ -91,31 +94,41 @@ def _by_position(values: Tensor) -> Tensor:
     return at_least_float32(values).transpose(0, 1).contiguous()
 
 
-def _structure(scores_LBL: Tensor, abnormal_LB: Tensor) -> Tensor:
-    """``scores_LBL[j, i, l]`` = log f(q_ij, c_l)."""
+def _structure(scores_LBL: Tensor, abnormal_LB: Tensor, normal_tokens: Tensor) -> Tensor:
+    """``scores_LBL[j, i, l]`` = log f(q_ij, c_l); ``normal_tokens`` counts those of all processes."""
     L, B = abnormal_LB.shape
     own_position = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
     target_LB = own_position.masked_fill(abnormal_LB, -100)
     summed = F.cross_entropy(scores_LBL.view(L * B, L), target_LB.flatten(), ignore_index=-100, reduction="sum")
-    return _global_mean(summed, ~abnormal_LB)
+    return _global_mean(summed, normal_tokens)
+
+
+class _Images(NamedTuple):
+    """What anchors are compared with: the images of all processes, G of them."""
+
+    keys: Tensor  # (L, G, K)
+    own: Tensor  # (L, G), own[j, b] = log f(q_bj, c_j)
+    abnormal: Tensor  # (L, G)
+
+
+def _gather_images(keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor) -> _Images:
+    """(L, B, ...) of each process -> (L, G, ...) of all, in one exchange: processes wait for each other once."""
+    if distributed.world_size() == 1:
+        return _Images(keys_LBK, own_LB, abnormal_LB)
+    parts = (keys_LBK, own_LB[..., None], abnormal_LB[..., None].to(own_LB))
+    together_LGC = distributed.gather(torch.cat(parts, dim=-1).transpose(0, 1)).transpose(0, 1)
+    return _Images(together_LGC[..., :-2], together_LGC[..., -2], together_LGC[..., -1].bool())
 
 
 def _category(
-    queries_LBK: Tensor, keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor, scale: float, abnormal_consistency: bool
+    queries_LBK: Tensor, abnormal_LB: Tensor, images: _Images, scale: float, abnormal_consistency: bool
 ) -> Tensor:
-    """``own_LB[j, b]`` = log f(q_bj, c_j). Anchors are the images of this process, the others those of all (G)."""
-    keys_LGK, own_LG = _gather_images(keys_LBK), _gather_images(own_LB)
-    all_abnormal_LG = _gather_images(abnormal_LB.to(torch.uint8)).bool()
-    towards_prototype_L = _log_sum(own_LG.masked_fill(~all_abnormal_LG, _NOTHING))
-    tensors = (queries_LBK, keys_LGK, abnormal_LB, all_abnormal_LG, towards_prototype_L)
+    """Anchors are the images of this process, the others those of all."""
+    towards_prototype_L = _log_sum(images.own.masked_fill(~images.abnormal, _NOTHING))
+    tensors = (queries_LBK, images.keys, abnormal_LB, images.abnormal, towards_prototype_L)
     normal_sum, abnormal_sum = _category_sums(*tensors, scale)
-    loss = _global_mean(normal_sum, ~abnormal_LB)
-    return loss + _global_mean(abnormal_sum, abnormal_LB) if abnormal_consistency else loss
-
-
-def _gather_images(tensor: Tensor) -> Tensor:
-    """(L, B, ...) of each process -> (L, G, ...) of all."""
-    return distributed.gather(tensor.transpose(0, 1)).transpose(0, 1) if distributed.world_size() > 1 else tensor
+    loss = _global_mean(normal_sum, (~images.abnormal).sum())
+    return loss + _global_mean(abnormal_sum, images.abnormal.sum()) if abnormal_consistency else loss
 
 
 def _category_sums(
@@ -208,7 +221,6 @@ def _log_floored(prototypes: Tensor) -> Tensor:
     return at_least_float32(prototypes.detach()).clamp_min(PROTOTYPE_FLOOR).log()
 
 
-def _global_mean(summed: Tensor, counted: Tensor) -> Tensor:
-    """A local sum over the global number of ``counted`` tokens, times the number of processes; 0 when there is none."""
-    number = distributed.total(counted.sum(dtype=summed.dtype))
-    return summed * (distributed.world_size() / number.clamp_min(1))
+def _global_mean(summed: Tensor, number: Tensor) -> Tensor:
+    """A local sum over the ``number`` of tokens of all processes, times their number; 0 when there is no token."""
+    return summed * (distributed.world_size() / number.to(summed).clamp_min(1))

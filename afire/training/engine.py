@@ -44,7 +44,7 @@ def make_accelerator(precision: str, device: str) -> Accelerator:
     # Prototypes are equal on all processes by construction; broadcasting them every step would be wasted.
     # torch 2.13 warns about the flag's name; its successor does not exist in the oldest torch that we support.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False)
+    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
     # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     try:

@@ -271,11 +271,10 @@ class Run:
             return None
         count = min(len(images), len(lesioned))
         student = model.assign(lesioned[:count], "student").exp()
-        teacher = model.assign(images[:count], "teacher").exp()
+        tokens = model.encode(images[:count], "teacher")
+        teacher = model.assign_tokens(tokens, "teacher").exp()
         labels = token_labels(mask[:count], model.patch_size)
-        return measure(
-            student, teacher, model.encode(images[:count]), labels, model.prototypes, self.losses["structure"]
-        )
+        return measure(student, teacher, tokens, labels, model.prototypes, self.losses["structure"])
 
     def _save_is_due(self, ends_epoch: bool, by_clock: bool) -> bool:
         every = self.config.run.checkpoint_epochs * self.plan.steps_per_epoch
