@@ -75,13 +75,14 @@ class Painter:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
             difference = self._difference(film.square, drawing.restored, shape)
             images |= {"restored": ("jpg", restored), "difference": ("jpg", difference)}
-        stem = f"{FOLDER}/{film.number // _PER_FOLDER:03d}/{film.number:06d}"
-        (self.out / stem).parent.mkdir(parents=True, exist_ok=True)
-        written = {kind: f"{stem}-{kind}.{suffix}" for kind, (suffix, _) in images.items()}
+        folder = f"{FOLDER}/{film.number // _PER_FOLDER:03d}"
+        (self.out / folder).mkdir(parents=True, exist_ok=True)
+        written = {kind: f"{folder}/{film.number:06d}-{kind}.{suffix}" for kind, (suffix, _) in images.items()}
         for kind, (_, image) in images.items():
             # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
-            with names_path(self.out / written[kind]):
-                image.save(self.out / written[kind], quality=90, compress_level=1)  # each format takes its own
+            path = self.out / written[kind]
+            with names_path(path):
+                image.save(path, quality=90, compress_level=1)  # each format takes its own
         return Drawn(written, notes)
 
     def levels(self, heat: Floats, shape: tuple[int, int]) -> Image.Image:
@@ -150,7 +151,8 @@ def transparent(levels: Image.Image) -> Image.Image:
 
 def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
     """A grey film (H, W) under steps of the scale, in colour. Only the box that holds all heat is mixed."""
-    picture = Image.fromarray(film).convert("RGB")
+    grey = Image.fromarray(film)
+    picture = Image.merge("RGB", (grey, grey, grey))  # faster than to convert it
     hot = levels.getbbox()
     if hot is None:
         return picture
@@ -160,9 +162,9 @@ def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
     bottom = min(picture.height, ceil((hot[3] + 1) * down))
     box = (left / across, top / down, right / across, bottom / down)
     steps = levels.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box)
-    colours = steps.copy()
-    colours.putpalette(heat_colours().tobytes())
-    picture.paste(colours.convert("RGB"), (left, top), steps.point(_opacity_table()))
+    steps.putpalette(_colours_and_opacity(), "RGBA")
+    heat = steps.convert("RGBA")
+    picture.paste(heat, (left, top), heat)
     return picture
 
 
@@ -193,9 +195,8 @@ def _opacity() -> Bytes:
 
 
 @lru_cache(maxsize=1)
-def _opacity_table() -> list[int]:
-    table: list[int] = _opacity().tolist()
-    return table
+def _colours_and_opacity() -> bytes:
+    return np.concatenate([heat_colours(), _opacity()[:, None]], axis=1).tobytes()
 
 
 def captioned(overlay: Image.Image, scale: HeatScale) -> Bytes:

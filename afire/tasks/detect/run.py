@@ -1,11 +1,12 @@
-"""A detector over a file or a folder of films: reading ahead of the networks, drawing behind them.
+"""A detector over a file or a folder of films, several batches side by side.
 
-Threads read and resize films while the networks look at the batches before, other threads draw what was found, and the
-journal ``results.jsonl`` gets a line when everything of a film is on disk. Memory does not grow with the number of
-films but for one line each; a killed run goes on where the journal ends.
+A thread takes a batch all the way: it reads and resizes the films, lets the networks look at them, and draws what was
+found. The journal ``results.jsonl`` gets a line when everything of a film is on disk. Memory does not grow with the
+number of films but for one line each; a killed run goes on where the journal ends.
 
-On a CPU several batches are looked at side by side, on a share of the cores each. One batch on all cores would be
-slower: the threads of an operation wait for each other, and so for whichever was kept from its core by a reader.
+There is about one thread for each core. With readers, networks and painters in threads of their own, there were three
+times as many, which took the cores and Python's lock from each other: a tenth of the time nobody worked. One batch on
+all cores would be slower still: the threads of an operation wait for whichever was kept from its core.
 
 Shapes: B films of S x S pixels, heat of R x C cells, H x W pixels of a film as it is shown.
 """
@@ -21,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import BoundedSemaphore
 from typing import Any, TextIO, TypeVar
 
 import numpy as np
@@ -55,9 +57,11 @@ from afire.tasks.detect.regions import regions, sentence
 LONGEST_SIDE = 512  # of a film as it is shown
 BATCH = 32
 _MOST_SIDE_BY_SIDE = 8  # batches: each holds its own activations
+_FEWEST = 4  # films of a batch
 PAGE = "report.html"
 _WRITTEN = (JOURNAL, CSV, JSON, PAGE)
 T = TypeVar("T")
+Job = tuple[int, str]  # number and name of a film
 
 logger = logging.getLogger("afire")
 
@@ -181,42 +185,34 @@ def _header(task: RunTask, root: Path) -> dict[str, Any]:
     }
 
 
-def _run(task: RunTask, root: Path, jobs: Sequence[tuple[int, str]], journal: TextIO) -> list[FilmResult]:
+def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> list[FilmResult]:
     workers = task.workers or usable_cores()
-    image, shows = task.detector.config.image, task.draw is not None
-    behind: deque[tuple[FilmResult, Future[Drawn] | None]] = deque()
+    on_cpu = task.detector.device.type == "cpu"
+    side = min(workers, _MOST_SIDE_BY_SIDE) if on_cpu else 1
+    parts = list(_parts(jobs, task.batch, workers))
+    looking = BoundedSemaphore(side)
     results: list[FilmResult] = []
-
-    def settle(most: int) -> None:
-        while len(behind) > most:
-            result, future = behind.popleft()
-            if future is not None:
-                drawn = future.result()
-                result = replace(result, pictures=drawn.pictures, notes=drawn.notes)
-            journal.write(to_line(result))
-            results.append(result)
-            bar.advance()
-        journal.flush()
-
-    side = min(workers, _MOST_SIDE_BY_SIDE, -(-len(jobs) // task.batch)) if task.detector.device.type == "cpu" else 1
     with (
-        _threads(workers) as readers,
-        _share_of_cores(side),
-        _threads(max(1, side)) as lookers,
-        _threads(workers) as drawers,
+        _share_of_cores(min(side, len(parts))),
+        _threads(workers) as threads,
         progress("detecting", len(jobs), "films") as bar,
     ):
-        calls = (partial(_read, root, number, name, image, shows) for number, name in jobs)
-        batches = _batches(_ahead(readers, calls, task.batch + 2 * workers), task.batch)
-        looks = (partial(_look, task.detector, batch, shows) for batch in batches)
-        for bad, drawings in _ahead(lookers, looks, side + 1):
-            behind.extend((result, None) for result in bad)
-            for drawing in drawings:
-                future = drawers.submit(task.draw, drawing) if task.draw is not None else None
-                behind.append((drawing.result, future))
-            settle(2 * task.batch)
-        settle(0)
+        batches = (partial(_whole_batch, task, root, part, looking) for part in parts)
+        for found in _ahead(threads, batches, 2 * workers + 1):
+            journal.writelines(to_line(result) for result in found)
+            journal.flush()
+            results += found
+            bar.advance(len(found))
     return results
+
+
+def _parts(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
+    """Batches of ``most`` films, smaller ones towards the end: so all threads have something to do until it."""
+    start = 0
+    while start < len(jobs):
+        size = min(most, max(_FEWEST, -(-(len(jobs) - start) // (2 * workers))))
+        yield jobs[start : start + size]
+        start += size
 
 
 @contextmanager
@@ -231,19 +227,28 @@ def _share_of_cores(side: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _look(
-    detector: Detector, batch: Sequence[ReadFilm | FilmResult], restore: bool
-) -> tuple[list[FilmResult], list[Drawing]]:
-    """What cannot be read, and what there is to draw of the others."""
-    films = [film for film in batch if isinstance(film, ReadFilm)]
-    bad = [film for film in batch if isinstance(film, FilmResult)]
-    return bad, list(_drawings(detector, films, restore)) if films else []
+def _whole_batch(task: RunTask, root: Path, jobs: Sequence[Job], looking: BoundedSemaphore) -> list[FilmResult]:
+    """Read, look, draw: the results of a batch, in its order."""
+    image, shows = task.detector.config.image, task.draw is not None
+    read = [_read(root, number, name, image, shows) for number, name in jobs]
+    films = [one for one in read if isinstance(one, ReadFilm)]
+    results = {one.number: one for one in read if isinstance(one, FilmResult)}
+    for drawing in _drawings(task.detector, films, shows, looking) if films else ():
+        result = drawing.result
+        if task.draw is not None:
+            drawn = task.draw(drawing)
+            result = replace(result, pictures=drawn.pictures, notes=drawn.notes)
+        results[result.number] = result
+    return [results[number] for number, _ in jobs]
 
 
-def _drawings(detector: Detector, films: Sequence[ReadFilm], restore: bool) -> Iterator[Drawing]:
+def _drawings(
+    detector: Detector, films: Sequence[ReadFilm], restore: bool, looking: BoundedSemaphore
+) -> Iterator[Drawing]:
     squares = np.stack([film.square for film in films])
     images = torch.from_numpy(squares)[:, None]
-    found = detector.score(images, restore=restore)
+    with looking:
+        found = detector.score(images, restore=restore)
     objections = detector.domain.objections(images, [film.info for film in films])
     places = regions(squares, found.heat)
     for number, film in enumerate(films):
@@ -311,17 +316,6 @@ def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], most: int
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
-
-
-def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    batch: list[T] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 @contextmanager

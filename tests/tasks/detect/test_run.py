@@ -19,7 +19,7 @@ from afire.data.resize import fit_square
 from afire.errors import UserError
 from afire.tasks.detect.detector import Detector
 from afire.tasks.detect.findings import JOURNAL, FilmResult
-from afire.tasks.detect.run import Drawing, Drawn, RunTask, _on_film, detector_hash, run_detector
+from afire.tasks.detect.run import Drawing, Drawn, RunTask, _on_film, _parts, detector_hash, run_detector
 
 FILMS = 12
 
@@ -96,6 +96,22 @@ def test_batches_side_by_side_change_nothing(
     for one, other in zip(side, alone, strict=True):
         assert one.status == other.status and one.region_words == other.region_words
         assert one.score == pytest.approx(other.score, abs=1e-5)
+
+
+@pytest.mark.parametrize(("films", "workers"), [(0, 2), (1, 8), (7, 2), (100, 2), (1000, 3)])
+def test_parts_hold_every_film_once_and_end_small(films: int, workers: int) -> None:
+    jobs = [(number, f"{number}.png") for number in range(films)]
+    parts = list(_parts(jobs, 32, workers))
+    assert [job for part in parts for job in part] == jobs
+    sizes = [len(part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True) and all(0 < size <= 32 for size in sizes)
+    assert films <= 32 or sizes[-1] <= 4, "no thread is left alone with a whole batch at the end"
+
+
+def test_a_batch_keeps_its_order_with_unreadable_films(detector: Detector, folder: Path) -> None:
+    found = run_detector(task(detector, folder, batch=32, workers=1))
+    assert [one.number for one in found] == list(range(len(found)))
+    assert [one.file for one in found] == sorted(one.file for one in found)
 
 
 def test_pictures_are_asked_for_in_other_threads_and_noted(detector: Detector, folder: Path) -> None:
