@@ -61,8 +61,8 @@ SECTIONS = (
         "`afire pretrain` as a user starts it (pack, journal, checkpoint, summary) against its step on a batch "
         "that lies in memory; then with `torch.distributed.run` and gloo, two processes of one thread against "
         "one. The batch of a process and the number of steps stay the same, so two processes get twice the films. Two "
-        "bare steps at once that exchange nothing show what the machine itself allows. Medians of the ratios of three "
-        "rounds.",
+        "bare steps at once that exchange nothing show what the machine itself allows. Three rounds in turns, the "
+        "fastest of each: this machine slows down for minutes at a time.",
     ),
     Section(
         "throughput",
@@ -82,7 +82,7 @@ SECTIONS = (
         "A detector of random weights whose score needs every network. Bare: teacher, student, head and decoder "
         "on films that lie in memory. Run: JPEG files listed, decoded, resized, judged, scored and journalled, "
         "with pictures also three files written for each film. Files lie in memory (/dev/shm) where there is room. The "
-        "clock of the wall, medians of the ratios of five rounds.",
+        "clock of the wall, medians of the ratios of five rounds, three with ViT-B.",
     ),
     Section(
         "startup",

@@ -31,7 +31,9 @@ def lung_depth(gray_BHW: Tensor) -> Tensor:
     halfway, while a plain flood from the border would drain the lung. A film in which nothing is found keeps its
     central dark cells, and failing these all of itself, so that there is always somewhere to put a lesion.
     """
-    cells = functional.adaptive_avg_pool2d(gray_BHW[:, None].to(torch.float32), _GRID)[:, 0]
+    cells = gray_BHW.to(torch.float32)
+    if cells.shape[1:] != (_GRID, _GRID):
+        cells = functional.adaptive_avg_pool2d(cells[:, None], _GRID)[:, 0]
     top, bottom, left, right = (round(edge * _GRID) for edge in _CENTRE)
     threshold = otsu_threshold(cells[:, top:bottom, left:right])
     dark = cells < threshold[:, None, None]
@@ -65,13 +67,16 @@ def _race(dark: Tensor, lungs: Tensor, outside: Tensor) -> Tensor:
     The outside only advances through the core of the darkness, and what lies within a gap's width of it goes with it.
     """
     core = _shrunk(dark, _GAP)
+    fronts = torch.stack([outside, lungs])  # in one tensor: on a CPU the number of operations counts, not their size
     for _ in range(_GRID // 2):  # from the margin to the middle
-        new_outside = outside | (_grown(outside) & core & ~lungs)
-        new_lungs = lungs | (_grown(lungs) & dark & ~new_outside)
-        settled = torch.equal(new_lungs, lungs) and torch.equal(new_outside, outside)
-        lungs, outside = new_lungs, new_outside
+        advanced = _grown(fronts)
+        advanced[0].logical_and_(core).logical_and_(~fronts[1]).logical_or_(fronts[0])
+        advanced[1].logical_and_(dark).logical_and_(~advanced[0]).logical_or_(fronts[1])
+        settled = torch.equal(advanced, fronts)
+        fronts = advanced
         if settled:
             break
+    outside, lungs = fronts
     return lungs & ~_grown(outside & core, _GAP)
 
 

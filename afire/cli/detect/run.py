@@ -32,7 +32,7 @@ def run(
     recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
     batch: Annotated[int, typer.Option(help="Films that the networks look at together.", min=1)] = 32,
     workers: Annotated[
-        int | None, typer.Option(help="Threads that read and threads that draw; default: the cores.", min=1)
+        int | None, typer.Option(help="Threads, each with a batch of its own; default: the cores.", min=1)
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace results that are already in --out.")] = False,

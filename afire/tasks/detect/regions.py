@@ -9,6 +9,7 @@ Shapes: B films of S x S pixels, heat of R x C cells.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ def regions(films_BSS: NDArray[np.float32], heat_BRC: Heat) -> list[Region]:
     """The most deviating region of each film."""
     small = adaptive_avg_pool2d(torch.from_numpy(np.ascontiguousarray(films_BSS))[:, None], _FIELD_SIDE)[:, 0]
     fields = lung_field(small).numpy()
-    return [_region(_lungs(field), heat) for field, heat in zip(fields, heat_BRC, strict=True)]
+    return [_region(lungs, heat) for lungs, heat in zip(_lungs(fields), heat_BRC, strict=True)]
 
 
 def sentence(region: Region, low: float) -> str:
@@ -103,16 +104,19 @@ def _share(field: NDArray[np.bool_], x: float, y: float, width: float, height: f
     return float(cell.mean()) if cell.size else 0.0
 
 
-def _lungs(field: NDArray[np.bool_]) -> _Lungs:
-    """Edges of the two lungs; no field where either side of the film has too little of one."""
-    size = field.shape[1]
-    halves = field[:, : size // 2], field[:, size // 2 :]
-    if field.mean() > _WHOLE_FILM or min(half.sum() for half in halves) < _SMALLEST_LUNG * field.size:
-        return _Lungs(None)
-    rows = np.flatnonzero(field.mean(axis=1) > 0.02)
-    columns = [np.flatnonzero(half.sum(axis=0) > 0.1 * len(rows)) for half in halves]
-    if not (len(rows) and len(columns[0]) and len(columns[1])):
-        return _Lungs(None)
-    inner = (float(columns[0][-1] + 1) / size, float(columns[1][0] + size // 2) / size)
-    outer = (float(columns[0][0]) / size, float(columns[1][-1] + 1 + size // 2) / size)
-    return _Lungs(field, float(rows[0]) / len(field), float(rows[-1] + 1) / len(field), inner, outer)
+def _lungs(fields_BSS: NDArray[np.bool_]) -> Iterator[_Lungs]:
+    """Edges of the two lungs of each film; no field where either side of the film has too little of one."""
+    _, height, width = fields_BSS.shape
+    across_BS, down_BS = fields_BSS.sum(axis=2), fields_BSS.sum(axis=1)  # of all films at once
+    for field, across, down in zip(fields_BSS, across_BS, down_BS, strict=True):
+        halves = down[: width // 2], down[width // 2 :]
+        rows = np.flatnonzero(across > 0.02 * width)
+        columns = [np.flatnonzero(half > 0.1 * len(rows)) for half in halves]
+        whole = across.sum() > _WHOLE_FILM * field.size
+        small = min(half.sum() for half in halves) < _SMALLEST_LUNG * field.size
+        if whole or small or not (len(rows) and len(columns[0]) and len(columns[1])):
+            yield _Lungs(None)
+            continue
+        inner = (float(columns[0][-1] + 1) / width, float(columns[1][0] + width // 2) / width)
+        outer = (float(columns[0][0]) / width, float(columns[1][-1] + 1 + width // 2) / width)
+        yield _Lungs(field, float(rows[0]) / height, float(rows[-1] + 1) / height, inner, outer)
