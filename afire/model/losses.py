@@ -65,8 +65,9 @@ def category_loss(
         keys_LBK = _by_position(log_q)
         queries_LBK = _queries(keys_LBK, similarity)
         own_LB = (queries_LBK @ _prototype_keys(prototypes, similarity, temperature)[..., None]).squeeze(-1)
-        images = _gather_images(keys_LBK, own_LB, abnormal.bool().T)
-        return _category(queries_LBK, abnormal.bool().T, images, _sign(similarity) / temperature, abnormal_consistency)
+        abnormal_LB = abnormal.bool().T
+        images = _gather_images(keys_LBK, own_LB, abnormal_LB)
+        return _category(queries_LBK, abnormal_LB, images, _sign(similarity) / temperature, abnormal_consistency)
 
 
 def token_losses(
@@ -83,10 +84,10 @@ def token_losses(
         queries_LBK = _queries(keys_LBK, similarity)
         scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
         own_LB = scores_LBL.diagonal(dim1=0, dim2=2).T
-        images = _gather_images(keys_LBK, own_LB, abnormal.bool().T)
-        scale = _sign(similarity) / temperature
-        category = _category(queries_LBK, abnormal.bool().T, images, scale, abnormal_consistency)
-        return _structure(scores_LBL, abnormal.bool().T, (~images.abnormal).sum()), category
+        abnormal_LB = abnormal.bool().T
+        images = _gather_images(keys_LBK, own_LB, abnormal_LB)
+        category = _category(queries_LBK, abnormal_LB, images, _sign(similarity) / temperature, abnormal_consistency)
+        return _structure(scores_LBL, abnormal_LB, (~images.abnormal).sum()), category
 
 
 def _by_position(values: Tensor) -> Tensor:
