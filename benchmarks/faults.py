@@ -1,4 +1,4 @@
-"""A fault drill: kills, a full disk, mutated files. Everything that the page docs/faults.md says comes from here.
+"""A fault drill: kills, a full disk, mutated files. Everything that the page benchmarks/faults.md says comes from here.
 
 python benchmarks/faults.py                       # all of it: half an hour on two idle cores; writes the page
 python benchmarks/faults.py --only packing,disk   # some drills; the results of the others stay
@@ -31,7 +31,7 @@ from afire.data.phantom import write_phantom
 from afire.files import write_json, write_text
 
 HERE = Path(__file__).parent
-RESULTS, PAGE = HERE / "faults.json", HERE.parent / "docs" / "faults.md"
+RESULTS, PAGE = HERE / "faults.json", HERE / "faults.md"
 PACKAGES = ("afire", "torch", "numpy", "pillow", "pydicom")
 Drill = Callable[[Path], dict[str, Any]]
 

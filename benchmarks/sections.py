@@ -48,7 +48,7 @@ SECTIONS = (
         "after the networks, among squares and the products that ViT-B consists of.",
     ),
     Section(
-        "brakes",
+        "overheads",
         "What usually slows a step down",
         "The ways that are known to cost time, each against afire's, at the size of ViT-B: the optimiser, the "
         "teacher's EMA, and attention on views of one product against contiguous copies. In turns, the fastest of "

@@ -1,4 +1,4 @@
-"""What mkdocs does not do for our site: notebook and settings as pages, an index for the search, colours of code.
+"""What mkdocs does not do for our site: pages from files outside docs/, an index for the search, colours of code.
 
 mkdocs calls these by name (`hooks` in mkdocs.yml); `make docs` builds the site.
 """
@@ -21,21 +21,26 @@ from afire.config import Config, Section
 from afire.task_config import DetectConfig, FinetuneConfig, SegmentConfig
 
 NOTEBOOK, NOTEBOOK_PAGE, SETTINGS_PAGE = "tutorial.ipynb", "tutorial.md", "reference/settings.md"
+BENCHMARKS = ("search.md", "faults.md")  # pages that lie beside the code that writes them
 _WORDS_KEPT = 4000
 _index: list[dict[str, str]] = []
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the notebook and all settings as pages; the notebook itself stays beside for those who want to run it."""
+    """Add pages that are not files of docs/; the notebook itself stays beside its page for those who want to run it."""
     _index.clear()
     notebook = json.loads((Path(config.docs_dir) / NOTEBOOK).read_text(encoding="utf-8"))
     files.append(File.generated(config, NOTEBOOK_PAGE, content=notebook_page(notebook)))
     files.append(File.generated(config, SETTINGS_PAGE, content=settings_page()))
+    for name in BENCHMARKS:
+        page = Path(config.docs_dir).parent / "benchmarks" / name
+        files.append(File.generated(config, name, content=page.read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Pages link to the notebook, which a code host shows as it is; on the site the same link leads to its page."""
+    """Links are written for a code host, which shows files where they are; on the site they lead to the pages."""
+    markdown = re.sub(r"\]\(\.\./(benchmarks|docs)/", "](", markdown)
     return markdown if page.file.src_uri == NOTEBOOK_PAGE else markdown.replace(f"]({NOTEBOOK})", f"]({NOTEBOOK_PAGE})")
 
 

@@ -22,7 +22,7 @@ from afire.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = [*sorted(DOCS.glob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 REFERENCE = sorted((DOCS / "reference").glob("*.md"))
 NOTEBOOK = DOCS / "tutorial.ipynb"
 

@@ -1,4 +1,4 @@
-"""``docs/faults.md``, from the results."""
+"""``benchmarks/faults.md``, from the results."""
 
 # ruff: noqa: E501 - prose of a page, as long as its lines are there
 

@@ -86,7 +86,7 @@ def test_the_page_says_what_the_results_say() -> None:
     import json
 
     results = json.loads((ROOT / "benchmarks/faults.json").read_text(encoding="utf-8"))
-    assert (ROOT / "docs/faults.md").read_text(encoding="utf-8") == page.write_page(results)
+    assert (ROOT / "benchmarks/faults.md").read_text(encoding="utf-8") == page.write_page(results)
     assert results["pretraining"]["identical"] == results["pretraining"]["drills"] == 50
     assert results["packing"]["identical"] == results["packing"]["kills"] == 20
     assert results["mutated"]["mutants"] == 500 and results["disk"]["cases"]

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import page  # noqa: E402
-import walk  # noqa: E402
+import quickstart  # noqa: E402
 from figures import Figure, Findings, Table, digits, write_number  # noqa: E402
 from render import anchor, render  # noqa: E402
 from sections import NAMES, SECTIONS  # noqa: E402
@@ -180,36 +180,38 @@ def test_the_committed_page_is_that_of_the_committed_results() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == render(results, history), "run python benchmarks/page.py --render"
 
 
-def test_the_walk_takes_its_commands_from_the_readme_and_hides_paths() -> None:
-    commands = walk.readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_quickstart_takes_its_commands_from_the_readme_and_hides_paths() -> None:
+    commands = quickstart.readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert commands[0] == "pip install -c constraints.txt ." and any("afire pretrain" in one for one in commands)
     assert all("#" not in one for one in commands)
     steps = [
-        walk.Walked("README", "/opt/bin/python3.11 -m venv own", 75.0),
-        walk.Walked("README", "cp /a/b c", 2),
+        quickstart.TimedStep("README", "/opt/bin/python3.11 -m venv own", 75.0),
+        quickstart.TimedStep("README", "cp /a/b c", 2),
     ]
-    page = walk.write_page(steps, "566 films of Shenzhen", "3.11.2")
+    page = quickstart.write_page(steps, "566 films of Shenzhen", "3.11.2")
     assert "| README | `python3 -m venv own` | 1:15 min |" in page and "| README | `cp b c` | 2.0 s |" in page
     assert "1:17 min in all" in page and "566 films" in page and "Python 3.11.2," in page
 
 
-def test_a_walk_that_stumbled_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quickstart_that_failed_continues_with_the_failed_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "films").mkdir()
     (tmp_path / "films" / "a.png").touch()
-    stones, called = {"probe"}, []
+    failing, called = {"probe"}, []
 
-    def step(where: str, command: str, place: Path, out: Path) -> walk.Walked:
-        if command.startswith("afire") and command.split()[1] in stones:
-            sys.exit("stumbled")
+    def step(where: str, command: str, place: Path, out: Path) -> quickstart.TimedStep:
+        if command.startswith("afire") and command.split()[1] in failing:
+            sys.exit("failed")
         (out / "own").mkdir(exist_ok=True)
         called.append(command)
-        return walk.Walked(where, command, 1.0)
+        return quickstart.TimedStep(where, command, 1.0)
 
-    monkeypatch.setattr(walk, "_step", step)
-    with pytest.raises(SystemExit, match="stumbled"):
-        walk.walk(tmp_path / "films", "folder", tmp_path / "out", tests=True)
+    monkeypatch.setattr(quickstart, "_step", step)
+    with pytest.raises(SystemExit, match="failed"):
+        quickstart.run(tmp_path / "films", "folder", tmp_path / "out", tests=True)
     before = len(called)
-    stones.clear()
-    walked = walk.walk(tmp_path / "films", "folder", tmp_path / "out", tests=True)
-    assert 0 < before < len(called) == len(set(called)) and [one.command for one in walked] == called
+    failing.clear()
+    timed = quickstart.run(tmp_path / "films", "folder", tmp_path / "out", tests=True)
+    assert 0 < before < len(called) == len(set(called)) and [one.command for one in timed] == called
     assert (tmp_path / "out" / "own" / "new" / "a.png").exists()

@@ -15,16 +15,16 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import proof  # noqa: E402
-import proof_tables  # noqa: E402
 import search  # noqa: E402
+import study  # noqa: E402
+import study_tables  # noqa: E402
 from steps import call, merged  # noqa: E402
 
 from afire.config import changed, load_config  # noqa: E402
 from afire.tasks.metrics import auc  # noqa: E402
 from afire.tasks.results import Result, RunResult, estimate, write_result  # noqa: E402
 
-PLAN = yaml.safe_load((ROOT / "benchmarks" / "proof.yaml").read_text(encoding="utf-8"))
+PLAN = yaml.safe_load((ROOT / "benchmarks" / "study.yaml").read_text(encoding="utf-8"))
 SEARCHES = {
     name: yaml.safe_load((ROOT / "benchmarks" / f"{name}.yaml").read_text(encoding="utf-8"))
     for name in ("search", "search_long")
@@ -33,7 +33,7 @@ SEARCHES = {
 
 def test_every_step_comes_after_what_it_needs_and_pretraining_sees_training_films_only() -> None:
     known: set[str] = set()
-    for step in proof.steps(Path("data"), PLAN):
+    for step in study.steps(Path("data"), PLAN):
         assert set(step.needs) <= known and step.name not in known
         known.add(step.name)
         if step.words[0] == "pretrain":
@@ -57,19 +57,19 @@ def test_candidates_are_settings(which: str, name: str) -> None:
 def test_methods_are_settings(name: str) -> None:
     settings = merged(merged(PLAN["schedule"], PLAN["chosen"]), PLAN["methods"][name]["settings"])
     by_words = load_config(
-        PLAN["preset"], overrides=[word for word in proof._sets(proof._flat(settings)) if "=" in word]
+        PLAN["preset"], overrides=[word for word in study._sets(study._flat(settings)) if "=" in word]
     )
     assert by_words == changed(load_config(PLAN["preset"]), settings)
 
 
-class Calls(proof.Study):
+class Calls(study.Study):
     """A study whose commands only make their marker, or fail."""
 
-    def __init__(self, out: Path, todo: list[proof.Step], failing: str = "") -> None:
+    def __init__(self, out: Path, todo: list[study.Step], failing: str = "") -> None:
         super().__init__(out, todo, jobs=2)
         self.failing, self.called = failing, []  # type: ignore[var-annotated]
 
-    def _call(self, step: proof.Step) -> bool:
+    def _call(self, step: study.Step) -> bool:
         self.called.append(step.name)
         if step.name == self.failing:
             return False
@@ -77,9 +77,9 @@ class Calls(proof.Study):
         return True
 
 
-def chain() -> list[proof.Step]:
+def chain() -> list[study.Step]:
     needs: dict[str, tuple[str, ...]] = {"a": (), "b": ("a",), "c": ("b",), "d": ("a",), "e": ("c", "d")}
-    return [proof.Step(name, ("data",), need, f"{name}.json") for name, need in needs.items()]
+    return [study.Step(name, ("data",), need, f"{name}.json") for name, need in needs.items()]
 
 
 def test_a_study_runs_each_step_once_and_goes_on(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ def test_a_call_tells_its_exit_code_and_its_own_time(tmp_path: Path) -> None:
 
 
 def test_a_stopped_pretraining_is_not_finished(tmp_path: Path) -> None:
-    study = proof.Study(tmp_path, [], 1)
-    step = proof.Step("pretrain-x-0", ("pretrain",), (), "summary.json")
+    alone = study.Study(tmp_path, [], 1)
+    step = study.Step("pretrain-x-0", ("pretrain",), (), "summary.json")
     for status, done in (("stopped", False), ("finished", True)):
         (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
-        assert study._is_done(step) is done
+        assert alone._is_done(step) is done
 
 
 def test_the_search_ranks_by_the_mean_of_three(tmp_path: Path) -> None:
@@ -150,9 +150,9 @@ def write_study(folder: Path, auc_of: dict[str, float]) -> None:
 
 
 def test_tables_name_the_difference_to_random_weights(tmp_path: Path) -> None:
-    write_study(tmp_path, {"random": 0.2, "afire": 2.0, **dict.fromkeys(proof.TRIVIAL, 0.2)})
-    [found] = proof_tables.rows_of(tmp_path, "probe", ["random", "afire"])
-    lines = list(proof_tables.table(found, ("auc", "accuracy", "f1")))
+    write_study(tmp_path, {"random": 0.2, "afire": 2.0, **dict.fromkeys(study.TRIVIAL, 0.2)})
+    [found] = study_tables.rows_of(tmp_path, "probe", ["random", "afire"])
+    lines = list(study_tables.table(found, ("auc", "accuracy", "f1")))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len({len(row) for row in cells}) == 1
     names = [row[0] for row in cells[2:]]
@@ -161,23 +161,23 @@ def test_tables_name_the_difference_to_random_weights(tmp_path: Path) -> None:
     gained = found.entries[1].result.metrics["auc"].mean - found.entries[0].result.metrics["auc"].mean
     assert gained > 0.2 and ours[5].startswith(f"+{gained:.3f} (+") and ours[6] == "< 0.001"
     assert cells[2][5:] == ["", "", ""] and cells[4][5].startswith("+0.000")
-    numbers = proof_tables.numbers_of({"probe": [found]})["probe 100 %"]
+    numbers = study_tables.numbers_of({"probe": [found]})["probe 100 %"]
     assert numbers["test films"] == 120 and len(numbers["results"]["afire"]["auc"]["values"]) == 2
-    proof_tables.draw({"probe": [found]}, tmp_path / "study.png")
+    study_tables.draw({"probe": [found]}, tmp_path / "study.png")
     assert (tmp_path / "study.png").stat().st_size > 5000
 
 
 def test_core_minutes_of_all_starts_of_a_step_add_up(tmp_path: Path) -> None:
     lines = [{"step": "a", "core_minutes": 1.5}, {"step": "b", "core_minutes": 1}, {"step": "a", "core_minutes": 2}]
     (tmp_path / "times.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert proof_tables._times(tmp_path) == {"a": 3.5, "b": 1}
+    assert study_tables._times(tmp_path) == {"a": 3.5, "b": 1}
 
 
 def test_the_results_page_has_every_mean_of_the_study() -> None:
-    """After a study: ``python benchmarks/proof_tables.py --study STUDY --json benchmarks/proof.json``."""
+    """After a study: ``python benchmarks/study_tables.py --study STUDY --json benchmarks/study.json``."""
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").splitlines()
-    study = json.loads((ROOT / "benchmarks" / "proof.json").read_text(encoding="utf-8"))
-    tasks = {task: part for task, part in study.items() if task != "core-minutes"}
+    numbers = json.loads((ROOT / "benchmarks" / "study.json").read_text(encoding="utf-8"))
+    tasks = {task: part for task, part in numbers.items() if task != "core-minutes"}
     assert len(tasks) >= 10
     for task, part in tasks.items():
         for name, metrics in part["results"].items():

@@ -1,11 +1,11 @@
 """The study behind docs/results.md: one pre-training per seed and method on ChildCXR and NIH normals, then every task.
 
-    python benchmarks/proof.py --data DATA --out proof          # DATA holds childcxr, nih and shenzhen
-    python benchmarks/proof.py --data DATA --out proof --plan   # only print the commands
+    python benchmarks/study.py --data DATA --out study          # DATA holds childcxr, nih and shenzhen
+    python benchmarks/study.py --data DATA --out study --plan   # only print the commands
 
 Every step is an `afire` command; a finished one is never run again, a begun one goes on with --resume, so a kill loses
-little. Settings come from proof.yaml. `compare/` holds the tables, and
-benchmarks/proof_tables.py makes those of the page from them.
+little. Settings come from study.yaml. `compare/` holds the tables, and
+benchmarks/study_tables.py makes those of the page from them.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def main() -> int:
     words = argparse.ArgumentParser(description="Run the study of docs/results.md.")
     words.add_argument("--data", type=Path, required=True, help="folder with childcxr, nih and shenzhen")
     words.add_argument("--out", type=Path, required=True)
-    words.add_argument("--config", type=Path, default=HERE / "proof.yaml")
+    words.add_argument("--config", type=Path, default=HERE / "study.yaml")
     words.add_argument("--only", default="", help="beginnings of names of steps, by commas, and what they need")
     words.add_argument("--jobs", type=int, default=2)
     words.add_argument("--plan", action="store_true")

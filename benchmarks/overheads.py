@@ -1,6 +1,6 @@
 """What usually slows a training step down, each against the way afire does it, at the size of ViT-B.
 
-    python benchmarks/brakes.py [--json FILE]
+    python benchmarks/overheads.py [--json FILE]
 
 The optimiser: fused, against torch's foreach and its loop over parameters. The teacher's EMA: one call, against a loop.
 Attention, forward and backward: on views of one product, against contiguous copies of query, key and value. In turns,

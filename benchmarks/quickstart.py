@@ -1,10 +1,10 @@
-"""The way of a newcomer, timed step by step: a fresh clone, the README's commands as they stand there, then the docs'.
+"""Follow the quickstart as a new user would and time each step: clone, the README's commands, then one per docs page.
 
-    python benchmarks/walk.py --films FOLDER --kind lungmasks --out walk [--without-tests] [--page docs/first-steps.md]
+    python benchmarks/quickstart.py --films FOLDER --kind lungmasks --out OUT [--without-tests] [--page FILE]
 
-FOLDER holds the films of the README's FILMS; ``--kind`` replaces its `folder` where they come with labels or masks.
-Everything happens in an empty folder, with a virtual environment of its own and no word that the pages do not have. The
-walk stops at the first step that fails; called again, it goes on there.
+FOLDER takes the place of FILMS in the README; ``--kind`` replaces its `folder` where the films come with labels or
+masks. Everything happens in an empty folder with its own virtual environment, and only with commands that the pages
+give. The run stops at the first step that fails; started again, it continues with that step.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pathlib import Path
 from timing import machine
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAST_FILMS = 12  # that `detect run` gets as new ones
+LEAST_FILMS = 12  # given to `detect run` as new ones
 
 
 @dataclass(frozen=True)
-class Walked:
+class TimedStep:
     page: str
     command: str
     seconds: float
@@ -42,7 +42,7 @@ def readme_commands(text: str) -> list[str]:
     return [shlex.join(shlex.split(line, comments=True)) for line in block[1].splitlines() if line.strip()]
 
 
-# One command of each page of docs/ that goes on from the README's files.
+# One command from each page of docs/ that builds on the README's files.
 DOCS = (
     ("stats", "afire data stats --data films.parquet"),
     ("lesions", "afire lesions preview --data pack --out lesions.png"),
@@ -70,7 +70,7 @@ DOCS = (
 )
 
 
-def walk(films: Path, kind: str, out: Path, tests: bool) -> list[Walked]:
+def run(films: Path, kind: str, out: Path, tests: bool) -> list[TimedStep]:
     out.mkdir(parents=True, exist_ok=True)
     clone = out / "afire"
     steps = [("README", f"git clone {shlex.quote(str(ROOT))} afire", out), ("README", "make demo", clone)]
@@ -82,21 +82,21 @@ def walk(films: Path, kind: str, out: Path, tests: bool) -> list[Walked]:
         command = command.replace("build folder", f"build {kind}").replace("NEW_FILMS", "new")
         steps.append(("README", command.replace("FILMS", shlex.quote(str(films))), place))
     steps += [(f"docs/{page}.md", command, own) for page, command in DOCS]
-    done = out / "walked.jsonl"
-    walked = [Walked(**json.loads(line)) for line in done.read_text().splitlines()] if done.exists() else []
-    for page, command, place in steps[len(walked) :]:
+    done = out / "steps.jsonl"
+    timed = [TimedStep(**json.loads(line)) for line in done.read_text().splitlines()] if done.exists() else []
+    for page, command, place in steps[len(timed) :]:
         if "detect run" in command:
             _new_films(films, own / "new")
         one = _step(page, command, place, out)
-        walked.append(one)
+        timed.append(one)
         with done.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(vars(one)) + "\n")
         print(f"{one.seconds:7.1f} s  {command}", flush=True)
-    return walked
+    return timed
 
 
 def _new_films(films: Path, new: Path) -> None:
-    """A few films that a hospital might send."""
+    """Copy a few films, as if a hospital had sent them."""
     new.mkdir(exist_ok=True)
     found = sorted(path for path in films.rglob("*") if path.suffix in (".png", ".jpg", ".jpeg", ".dcm"))
     found = [path for path in found if "mask" not in path.relative_to(films).as_posix().lower()]
@@ -104,7 +104,7 @@ def _new_films(films: Path, new: Path) -> None:
         shutil.copy(path, new)
 
 
-def _step(page: str, command: str, place: Path, out: Path) -> Walked:
+def _step(page: str, command: str, place: Path, out: Path) -> TimedStep:
     path = f"{out / 'own' / 'bin'}:{Path('/usr/bin')}:{Path('/bin')}:{Path(sys.executable).resolve().parent}"
     environment = {**os.environ, "PATH": path}
     environment.pop("VIRTUAL_ENV", None)
@@ -113,59 +113,57 @@ def _step(page: str, command: str, place: Path, out: Path) -> Walked:
         ["sh", "-c", command], cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     seconds = time.perf_counter() - start
-    with (out / "walk.log").open("a", encoding="utf-8") as log:
+    with (out / "quickstart.log").open("a", encoding="utf-8") as log:
         log.write(f"$ {command}\n{done.stdout}\n")
-    if done.returncode and not ("data check" in command and done.returncode == 1):  # 1: the set has errors, and says so
-        sys.exit(f"stumbled over `{command}` (exit code {done.returncode}):\n{done.stdout[-2000:]}")
-    return Walked(page, command, seconds)
+    if done.returncode and not ("data check" in command and done.returncode == 1):  # 1: it found errors in the films
+        sys.exit(f"`{command}` failed with exit code {done.returncode}:\n{done.stdout[-2000:]}")
+    return TimedStep(page, command, seconds)
 
 
-STUMBLES = """\
-- Set-up failed with Python 3.11.2: a pinned package needs 3.11.5, and its pin did not say so. Pins now hold from the
-  patch release that a package supports.
-- `afire data stats` ended with `normal: 1 without tuberculosis, 0 with it`, which reads like a count. It is what the
-  column means, and now says so.
+FIXED = """\
+- Installation failed with Python 3.11.2: a pinned package needs 3.11.5. Each pin now names the first patch release
+  that its package supports.
+- `afire data stats` ended with `normal: 1 without tuberculosis, 0 with it`, which reads like a count. It explains what
+  the column means, and the output now makes that clear.
 """
 PAGE = """\
-# First steps, and what they take
+# Quickstart, with times
 
-From a fresh clone in an empty folder: the commands of the README as they stand there, then one of each page that goes
-on from them. The films are {films}; more films take more time, `make demo` and `make test` bring their own.
+From a fresh clone in an empty folder: the commands of the README, unchanged, then one command from each page that
+builds on them. The films are {films}; more films take longer. `make demo` and `make test` use generated films.
 
 | from | command | time |
 |---|---|---|
 {rows}
 
-{total} in all, by the clock, set-up and downloads from a near package index included: {cpu}, {cores} cores, no GPU,
-Python {python}, torch {torch}. Written by the command below, which stops at the first step that fails:
+{total} in all, wall-clock time, including installation and downloads from a nearby package index: {cpu}, {cores} cores,
+no GPU, Python {python}, torch {torch}. The command below writes this page and stops at the first step that fails:
 
 ```
-python benchmarks/walk.py --films FOLDER --kind KIND --out walk --page docs/first-steps.md
+python benchmarks/quickstart.py --films FOLDER --kind KIND --out OUT --page docs/quickstart.md
 ```
 
-What made us stumble on this way, and was mended:
+What went wrong on the first try, and is fixed:
 
-{stumbles}"""
+{fixed}"""
 
 
 def pythons(out: Path) -> str:
-    """Versions of the interpreters that the walk found: the one of `make`, and that of its own environment."""
+    """Versions of the interpreters used: by `make`, and in the virtual environment."""
     tell = "import platform; print(platform.python_version())"
     places = (out / "afire" / ".venv" / "bin" / "python", out / "own" / "bin" / "python")
     found = [subprocess.run([place, "-c", tell], check=True, capture_output=True, text=True).stdout for place in places]
     return " and ".join(sorted({one.strip() for one in found}))
 
 
-def write_page(walked: list[Walked], films: str, python: str) -> str:
-    rows = [f"| {one.page} | `{_plain(one.command)}` | {_time(one.seconds)} |" for one in walked]
-    total = _time(sum(one.seconds for one in walked))
-    return PAGE.format(
-        rows="\n".join(rows), total=total, films=films, stumbles=STUMBLES, **{**machine(), "python": python}
-    )
+def write_page(timed: list[TimedStep], films: str, python: str) -> str:
+    rows = [f"| {one.page} | `{_plain(one.command)}` | {_time(one.seconds)} |" for one in timed]
+    total = _time(sum(one.seconds for one in timed))
+    return PAGE.format(rows="\n".join(rows), total=total, films=films, fixed=FIXED, **{**machine(), "python": python})
 
 
 def _plain(command: str) -> str:
-    """Without the paths of a machine."""
+    """Without paths of this machine."""
     words = command.replace(str(ROOT), "URL").split()
     return " ".join(
         "python3" if "python" in Path(word).name and "/" in word else Path(word).name if word.startswith("/") else word
@@ -182,13 +180,13 @@ def main() -> None:
     parser.add_argument("--films", type=Path, required=True)
     parser.add_argument("--kind", default="folder")
     parser.add_argument("--called", default="a folder", help="what the page says of the films")
-    parser.add_argument("--out", type=Path, required=True, help="a new folder, or that of a walk that stumbled")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder, or that of a run to continue")
     parser.add_argument("--without-tests", action="store_true")
     parser.add_argument("--page", type=Path)
     given = parser.parse_args()
-    walked = walk(given.films.resolve(), given.kind, given.out.resolve(), not given.without_tests)
-    text = write_page(walked, given.called, pythons(given.out.resolve()))
-    (given.page or given.out / "first-steps.md").write_text(text, encoding="utf-8")
+    timed = run(given.films.resolve(), given.kind, given.out.resolve(), not given.without_tests)
+    text = write_page(timed, given.called, pythons(given.out.resolve()))
+    (given.page or given.out / "quickstart.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The tables of a finished study (benchmarks/proof.py), for docs/results.md, and every number of them as JSON.
+"""The tables of a finished study (benchmarks/study.py), for docs/results.md, and every number of them as JSON.
 
-    python benchmarks/proof_tables.py --study proof [--json benchmarks/proof.json] [--figure docs/images/study.png]
+    python benchmarks/study_tables.py --study study [--json benchmarks/study.json] [--figure docs/images/study.png]
 
 Means and sds are over seeds, of pre-training and of the task together. Intervals are 95 % bootstraps over test patients
 of that mean; differences are to random weights, with the paired bootstrap's p and that of Welch's t-test over seeds.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from proof import SETS, TRIVIAL
+from study import SETS, TRIVIAL
 
 from afire.report.style import COLOURS, FAINT, panels, style
 from afire.tasks.compare import Comparison, Entry, Pair, compare
@@ -187,7 +187,7 @@ def _short(name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", type=Path, required=True)
-    parser.add_argument("--config", type=Path, default=Path(__file__).parent / "proof.yaml")
+    parser.add_argument("--config", type=Path, default=Path(__file__).parent / "study.yaml")
     parser.add_argument("--tasks", default=",".join(METRICS), help="of these, by commas")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
