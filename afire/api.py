@@ -17,16 +17,15 @@ from torch import Tensor
 
 from afire.config import Config
 from afire.data.decode import read_film
-from afire.data.resize import fit_square
+from afire.data.film import fit_square
 from afire.errors import UserError
-from afire.model.afire import AFiRe
-from afire.tasks.backbone import pick_device
-from afire.tasks.pretrained import load_pretrained
+from afire.methods.afire import AFiRe
 from afire.weights.bundle import DETECTOR, is_bundle
 from afire.weights.hub import local_path
+from afire.weights.open import load_pretrained, pick_device
 
 if TYPE_CHECKING:
-    from afire.tasks.detect.detector import Detector
+    from afire.detect.detector import Detector
 
 FilePath = str | Path
 Images = Tensor | NDArray[Any] | FilePath | Sequence[FilePath]
@@ -155,7 +154,7 @@ def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto")
     inside = folder / DETECTOR if is_bundle(folder) else folder
     detector = None
     if (inside / _DETECTOR_FILE).is_file():
-        from afire.tasks.detect.detector import Detector
+        from afire.detect.detector import Detector
 
         detector = Detector.load(inside)
     return Model(pretrained.model, pretrained.name, detector).to(pick_device(device))

@@ -1,15 +1,33 @@
-"""Work spread over processes, results as they come: what packing, drawing and auditing share."""
+"""Work spread over processes, results as they come: what packing, drawing and auditing share.
+
+How this process asks the system for memory: fewer and larger pages, and freed tensors kept for the next step.
+
+A training step on a CPU allocates and frees the same large tensors over and over. By default each comes as new pages of
+4 KiB that the kernel has to clear and map one by one, which takes up to a tenth of a step.
+
+What the processes of a study share: they end when their parent does, and no two write one folder.
+
+A child's standard input is a pipe that nobody writes to. It ends when the parent does, however that happened, and the
+child then stops as SIGTERM would make it: what saves on a signal saves, and nothing goes on beside the next start.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait as wait_for_end
+from pathlib import Path
 from typing import Any, TypeVar
+
+from afire.files import FolderBusyError, folder_lock
 
 T = TypeVar("T")
 
@@ -59,3 +77,61 @@ def _end_after(sentinel: int) -> None:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt, from malloc.h
+_LARGEST = 2**31 - 1
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory and ask for huge pages, before torch makes its first tensor; what the user has set stays.
+
+    Only for whole programs: a library must not decide this for the process it is used in.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's own switch for huge pages under CPU tensors
+    if any(name.startswith("MALLOC_") for name in os.environ) or "GLIBC_TUNABLES" in os.environ:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 2**30)
+        mallopt(_TRIM_THRESHOLD, _LARGEST)
+        mallopt(_TOP_PAD, 64 * 2**20)
+
+
+_SECONDS_FOR_THE_LOCK = 180.0
+
+
+def end_with_parent() -> None:
+    """Ask this process to stop as SIGTERM would, once standard input ends."""
+
+    def watch() -> None:
+        os.read(0, 1)  # not sys.stdin: its lock, held here, would abort the interpreter at its end
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def patient_lock(folder: Path, what: str, seconds: float = _SECONDS_FOR_THE_LOCK) -> Iterator[None]:
+    """Hold ``folder``. The process of a start that was killed may still be saving: it ends by itself, so wait."""
+    deadline = time.monotonic() + seconds
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(folder_lock(folder, what))
+                break
+            except FolderBusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        yield
+
+
+def how_it_ended(log: Path, code: int) -> str:
+    """How a child that failed ended, and the last thing it said."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{last.removeprefix('error: ')} ({how})"

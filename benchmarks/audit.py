@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
+from afire.data.audit.checks import judge_polarity
 from afire.data.audit.collect import default_workers, measure_manifest
-from afire.data.audit.duplicates import near_pairs
+from afire.data.audit.copies import near_pairs
 from afire.data.audit.measure import perceptual_hash, rank_thumb
-from afire.data.audit.polarity import judge_polarity
 from afire.data.audit.run import _rank_array
-from afire.data.datasets import build
 from afire.data.decode import read_film
+from afire.data.film import fit_square
 from afire.data.manifest import Manifest
-from afire.data.resize import fit_square
+from afire.data.sources import build
 
 SETS = ("childcxr", "nih", "shenzhen")
 COPIES = 300

@@ -29,20 +29,16 @@ from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import load_config
 from afire.data.decode import read_film
-from afire.data.phantom import draw_film
-from afire.data.resize import fit_square
-from afire.model import AFiRe
+from afire.data.film import fit_square
+from afire.data.phantom.film import draw_film
+from afire.detect.choose import Choice, Component
+from afire.detect.detector import Calibration, Detector, HeatScale
+from afire.detect.domain import Domain, rank_pictures
+from afire.detect.findings import SCORED, FilmResult, regions
+from afire.detect.maps import Fitted, Standard, TokenGaussian, look, raw_maps, settle, suspicious
+from afire.detect.run import Drawing, ReadFilm, RunTask, run_detector
+from afire.methods.afire import AFiRe
 from afire.report.detect_pictures import Painter
-from afire.tasks.detect.calibration import Calibration
-from afire.tasks.detect.choose import Choice, Component
-from afire.tasks.detect.detector import Detector, HeatScale
-from afire.tasks.detect.domain import Domain, rank_pictures
-from afire.tasks.detect.evidence import look, settle
-from afire.tasks.detect.findings import SCORED, FilmResult
-from afire.tasks.detect.gaussian import TokenGaussian
-from afire.tasks.detect.regions import regions
-from afire.tasks.detect.run import Drawing, ReadFilm, RunTask, run_detector
-from afire.tasks.detect.scores import Fitted, Standard, raw_maps, suspicious
 
 GOAL = 0.80
 _IN_MEMORY, _ROOM = Path("/dev/shm"), 1 << 30

@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from afire.data.dataset import PackedFilms
-from afire.tasks.detect.domain import Domain, rank_pictures
+from afire.data.pack import PackedFilms
+from afire.detect.domain import Domain, rank_pictures
 
 SIZE, MOST = 128, 400
 

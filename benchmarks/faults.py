@@ -27,7 +27,7 @@ from timing import machine
 
 from afire.data.manifest import read_manifest
 from afire.data.pack import PackSettings, pack
-from afire.data.phantom import write_phantom
+from afire.data.phantom.write import write_phantom
 from afire.files import write_json, write_text
 
 HERE = Path(__file__).parent

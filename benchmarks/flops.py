@@ -20,8 +20,8 @@ from timing import machine, report
 from torch.utils.flop_counter import FlopCounterMode
 
 from afire.config import Config, DecoderConfig, EncoderConfig, load_config
-from afire.lesions import synthesize
-from afire.model import AFiRe, count_parameters
+from afire.lesions.synthesis import synthesize
+from afire.methods.afire import AFiRe, count_parameters
 from afire.training.engine import make_optimizer
 
 SIZES = ("tiny", "small", "base")

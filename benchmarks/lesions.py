@@ -22,12 +22,11 @@ from timing import interleaved, machine, report
 from torch import Tensor
 from torch.nn import functional
 
-from afire.config import Config
-from afire.lesions import LesionConfig, otsu_threshold, synthesize_keyed
-from afire.lesions.draws import Draw, keyed
-from afire.lesions.otsu import PixelPicker
-from afire.lesions.plan import plan, window_size
-from afire.model import AFiRe
+from afire.config import Config, LesionConfig
+from afire.lesions.painting import plan, window_size
+from afire.lesions.places import Draw, PixelPicker, keyed, otsu_threshold
+from afire.lesions.synthesis import synthesize_keyed
+from afire.methods.afire import AFiRe
 
 CONFIG = LesionConfig()
 

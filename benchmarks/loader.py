@@ -16,11 +16,10 @@ from figures import Figure, Findings, Table
 from PIL import Image
 from timing import interleaved, machine, median_ratio, report
 
-from afire.data.dataset import DecodedFilms, PackedFilms
-from afire.data.datasets.folder import build_folder
 from afire.data.manifest import Manifest, read_manifest
-from afire.data.pack import PackSettings, pack
-from afire.data.phantom import draw_film
+from afire.data.pack import DecodedFilms, PackedFilms, PackSettings, pack
+from afire.data.phantom.film import draw_film
+from afire.data.sources.folders import build_folder
 
 GOAL = 20.0
 BATCH = 64

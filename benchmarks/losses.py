@@ -18,7 +18,7 @@ from figures import Figure, Findings, Table, digits
 from timing import CLOCKS, interleaved, machine, peak_megabytes, report, seconds
 from torch import Tensor
 
-from afire.model.losses import token_losses
+from afire.methods.equations import token_losses
 
 
 def plain_loop(log_q: Tensor, abnormal: Tensor, prototypes: Tensor, temperature: float, positions: int) -> Tensor:

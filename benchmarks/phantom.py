@@ -14,7 +14,8 @@ from pathlib import Path
 
 from timing import machine, report, seconds
 
-from afire.data.phantom import draw_film, write_phantom
+from afire.data.phantom.film import draw_film
+from afire.data.phantom.write import write_phantom
 
 GOAL_MILLISECONDS = 40.0
 GOAL_PER_MINUTE = 2000.0

@@ -20,8 +20,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from timing import report
 
-from afire.data.phantom import draw_film, split_of
-from afire.data.phantom.roster import patient_of
+from afire.data.phantom.film import draw_film, patient_of, split_of
 
 Array = NDArray[np.float32]
 GOAL = 0.8

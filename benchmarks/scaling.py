@@ -30,8 +30,8 @@ from timing import machine, report
 from afire.config import Config, load_config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
-from afire.lesions import synthesize_keyed
-from afire.model import AFiRe
+from afire.lesions.synthesis import synthesize_keyed
+from afire.methods.afire import AFiRe
 from afire.training.engine import make_optimizer
 
 STEPS, BATCH, SIZE = 30, 32, 128  # enough steps that the first one and the last checkpoint weigh little

@@ -115,13 +115,13 @@ def judge(folder: Path, pack: Path, split_file: Path) -> None:
     import tempfile
 
     from afire.config import load_config
-    from afire.data.dataset import open_films
+    from afire.data.pack import open_films
     from afire.data.splits import make_split, read_split
     from afire.studies.ablate_detect import detection_scores
-    from afire.studies.ablate_grid import detection_rows
+    from afire.studies.ablation_grid import detection_rows
     from afire.tasks.metrics import auc
-    from afire.tasks.probe_task import ProbeTask, run_probe
-    from afire.training.selection import normal_training_rows
+    from afire.tasks.probe import ProbeTask, run_probe
+    from afire.training.batches import normal_training_rows
 
     logging.basicConfig(level=logging.WARNING)
     run = folder / "run"

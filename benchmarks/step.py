@@ -19,8 +19,8 @@ from figures import Figure, Findings, Table, digits
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import Config, load_config
-from afire.lesions import synthesize
-from afire.model import AFiRe
+from afire.lesions.synthesis import synthesize
+from afire.methods.afire import AFiRe
 
 CASES: dict[str, tuple[int, Config, float]] = {
     "base_batch_8": (8, load_config("paper", overrides=["lesions.views=1"]), 1.10),

@@ -17,8 +17,8 @@ from figures import Figure, Findings, Table, digits
 from timing import interleaved, machine, report
 
 from afire.config import load_config
-from afire.lesions import synthesize_keyed
-from afire.model import AFiRe, Losses
+from afire.lesions.synthesis import synthesize_keyed
+from afire.methods.afire import AFiRe, Losses
 from afire.training.engine import make_optimizer
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from afire.allocator import keep_freed_memory
+from afire.processes import keep_freed_memory
 
 keep_freed_memory()  # as the command line does, or ratios to it would compare two ways to allocate
 

@@ -24,7 +24,7 @@ from throughput import Step
 from timing import interleaved, machine, report, seconds
 
 from afire.config import Config, load_config
-from afire.model.vit import VisionTransformer, initialise
+from afire.nn.vit import VisionTransformer, initialise
 
 GOAL = 0.70
 SQUARES = (512, 1024, 2048, 3072)

@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 from pygments.formatters import HtmlFormatter
 
 from afire.config import Config, Section
-from afire.task_config import DetectConfig, FinetuneConfig, SegmentConfig
+from afire.tasks.settings import DetectConfig, FinetuneConfig, SegmentConfig
 
 NOTEBOOK, NOTEBOOK_PAGE, SETTINGS_PAGE = "tutorial.ipynb", "tutorial.md", "reference/settings.md"
 BENCHMARKS = ("search.md", "faults.md")  # pages that lie beside the code that writes them
@@ -48,8 +48,8 @@ def settings_page() -> str:
     """Every setting with its default and meaning, from the one place that holds them."""
     parts = [
         "# Reference: settings",
-        "Defaults before any preset or recipe, from `afire.config` and `afire.task_config`; [settings](../settings.md)"
-        " says how to change them.",
+        "Defaults before any preset or recipe, from `afire.config` and `afire.tasks.settings`; "
+        "[settings](../settings.md) says how to change them.",
     ]
     kinds: dict[str, type[Section]] = {
         "Pre-training": Config,

@@ -13,12 +13,11 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from afire.config import Config, load_config, to_yaml
-from afire.data.dataset import PackedFilms
 from afire.data.manifest import make_manifest
-from afire.data.pack import PackSettings, pack
-from afire.model.afire import AFiRe
-from afire.model.pixels import Normalise
-from afire.model.vit import VisionTransformer, initialise
+from afire.data.pack import PackedFilms, PackSettings, pack
+from afire.methods.afire import AFiRe
+from afire.nn.layers import Normalise
+from afire.nn.vit import VisionTransformer, initialise
 from afire.tasks.experiment import MODEL
 from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import Classifier

@@ -10,7 +10,7 @@ import pytest
 
 CHURN = """
 import os, resource, sys
-from afire.allocator import keep_freed_memory
+from afire.processes import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 import torch

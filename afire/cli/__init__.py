@@ -7,25 +7,25 @@ import sys
 
 import typer
 
-from afire.allocator import keep_freed_memory
 from afire.cli import ablate as ablate_command
-from afire.cli import compare as compare_command
-from afire.cli import config as config_command
+from afire.cli import ablate as compare_command
 from afire.cli import data as data_commands
 from afire.cli import detect as detect_commands
-from afire.cli import embed as embed_command
 from afire.cli import export as export_command
+from afire.cli import export as push_command
+from afire.cli import export as verify_command
 from afire.cli import figure as figure_commands
-from afire.cli import finetune as finetune_command
-from afire.cli import lesions as lesion_commands
+from afire.cli import pretrain as config_command
 from afire.cli import pretrain as pretrain_command
-from afire.cli import probe as probe_command
-from afire.cli import push as push_command
 from afire.cli import reproduce as reproduce_command
-from afire.cli import segment as segment_command
-from afire.cli import verify as verify_command
+from afire.cli import samples as lesion_commands
+from afire.cli import tasks as embed_command
+from afire.cli import tasks as finetune_command
+from afire.cli import tasks as probe_command
+from afire.cli import tasks as segment_command
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
+from afire.processes import keep_freed_memory
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -1,21 +1,93 @@
-"""``afire ablate``: what each part of the method is worth, as a table with seeds, tests and the paper's numbers."""
+"""``afire compare``: results side by side, with the question whether the difference is one.
+
+``afire ablate``: what each part of the method is worth, as a table with seeds, tests and the paper's numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose
-from afire.cli.task_options import Data, Seeds, SplitFile
+from afire.cli.options import Quiet, Verbose
 
 if TYPE_CHECKING:
-    from afire.studies.ablate_grid import Cell, Study
-    from afire.studies.ablate_rows import Row
-    from afire.studies.ablate_run import Outcome, Workers
-    from afire.studies.ablate_table import AblationTable
+    from afire.tasks.compare import Comparison
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from afire.cli.options import ConfigFile, Data, Device, Preset, Root, Seeds, Set, SplitFile
+
+if TYPE_CHECKING:
+    from afire.studies.ablation_grid import Cell, Row, Study
+    from afire.studies.ablation_run import Outcome, Workers
+    from afire.studies.ablation_table import AblationTable
+
+
+def compare(
+    results: Annotated[
+        list[Path], typer.Argument(help="Folders of results; the first is what the others are compared with.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for comparison.md, comparison.tex, figures.")
+    ] = None,
+    metrics: Annotated[str | None, typer.Option(help="Metrics, separated by commas. Default: all shared ones.")] = None,
+    allow_different_splits: Annotated[
+        bool, typer.Option("--allow-different-splits", help="Compare although the films differ.")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compare results: means and sds, paired bootstrap over patients, t-test over runs.
+
+    Example: [cyan]afire compare results/random results/afire --out tables[/cyan]
+    """
+    from afire.tasks.compare import compare as compare_results
+
+    wanted = [word.strip() for word in metrics.split(",")] if metrics else None
+    found = compare_results(results, metrics=wanted, allow_different_splits=allow_different_splits)
+    if not quiet:
+        for one in found:
+            _show(one, wanted or one.metrics[:1], len(found) > 1)
+    if out is not None:
+        _write(found, out)
+        if not quiet:
+            from afire.cli.options import console
+
+            console().print(str(out), soft_wrap=True, markup=False, highlight=False)
+
+
+def _show(one: Comparison, metrics: list[str], several: bool) -> None:
+    """All means; differences in ``metrics`` only, because all of them are many and stand in comparison.md."""
+    from rich.text import Text
+
+    from afire.cli.options import console
+    from afire.report.task_tables import comparison_tables
+
+    screen = console()
+    if several:
+        screen.print(Text(f"{100 * one.fraction:g} % of the training labels", style="bold"))
+    for table in comparison_tables(one, metrics):
+        screen.print(table)
+    for note in one.notes:
+        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _write(found: list[Comparison], out: Path) -> None:
+    from afire.files import write_text
+    from afire.report.style import save_figure, style
+    from afire.report.task_figures import label_figure
+    from afire.report.task_tables import comparison_latex, comparison_markdown
+
+    write_text(out / "comparison.md", comparison_markdown(found))
+    write_text(out / "comparison.tex", comparison_latex(found))
+    for one in found:
+        if len(one.labels) > 1 and one.entries[0].result.per_label:
+            stem = f"labels-{100 * one.fraction:g}pct" if len(found) > 1 else "labels"
+            with style():
+                shown = [entry.result for entry in one.entries]
+                save_figure(label_figure(shown, one.metrics[0], [entry.name for entry in one.entries]), out / stem)
 
 
 def ablate(
@@ -48,13 +120,12 @@ def ablate(
 
     A cell is one row with one seed. Kill it and start it again with the same arguments: it goes on where it was.
     """
-    from afire.cli.task_options import parse_labels, parse_seeds
+    from afire.cli.options import parse_labels, parse_seeds
     from afire.config import load_config
     from afire.data.splits import read_split
     from afire.files import folder_lock
-    from afire.studies.ablate_grid import begin_study, open_study, plan_cells
-    from afire.studies.ablate_rows import choose_rows
-    from afire.studies.ablate_run import plan_workers, run_cells
+    from afire.studies.ablation_grid import begin_study, choose_rows, open_study, plan_cells
+    from afire.studies.ablation_run import plan_workers, run_cells
 
     chosen = choose_rows(rows)
     study = open_study(
@@ -131,7 +202,7 @@ def _show_plan(cells: list[Cell], study: Study, workers: Workers) -> None:
 
     from afire.cli.options import console
     from afire.progress import format_seconds
-    from afire.studies.ablate_estimate import estimate_seconds
+    from afire.studies.ablation_run import estimate_seconds
 
     screen = console()
     table = Table()
@@ -152,10 +223,9 @@ def _show_plan(cells: list[Cell], study: Study, workers: Workers) -> None:
 def _write_table(study: Study, rows: list[Row], cells: list[Cell], quiet: bool) -> None:
     from afire.cli.options import console
     from afire.files import write_json, write_text
-    from afire.report.ablation_figure import ablation_figure
-    from afire.report.ablation_table import ablation_csv, ablation_json, ablation_latex, ablation_markdown
+    from afire.report.ablation import ablation_csv, ablation_figure, ablation_json, ablation_latex, ablation_markdown
     from afire.report.style import save_figure, style
-    from afire.studies.ablate_table import make_table
+    from afire.studies.ablation_table import make_table
 
     table = make_table(study, rows, cells)
     if table is None:
@@ -176,8 +246,8 @@ def _show_table(table: AblationTable) -> None:
     from rich.text import Text
 
     from afire.cli.options import console
-    from afire.report.ablation_table import CAUTION, ordering_sentence
-    from afire.report.words import mean_sd, number, p_text
+    from afire.report.ablation import CAUTION, ordering_sentence
+    from afire.report.style import mean_sd, number, p_text
 
     screen = console()
     shown = Table()

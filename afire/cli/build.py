@@ -103,7 +103,7 @@ def csv(
     Example: [cyan]afire data build csv --root films --csv list.csv --image-column file --label-columns tb,mass
     --patient-column pid --out films.parquet[/cyan]
     """
-    from afire.data.datasets import Columns
+    from afire.data.sources.table import Columns
 
     columns = Columns(
         image=image_column,
@@ -211,8 +211,8 @@ def _names(text: str) -> list[str]:
 
 
 def _build(kind: str, root: Path, out: Path, quiet: bool, **options: Any) -> None:
-    from afire.data.datasets import build
     from afire.data.manifest import write_manifest
+    from afire.data.sources import build
 
     _check_out(out)
     manifest = build(kind, root, **options)

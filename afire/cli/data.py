@@ -1,16 +1,277 @@
-"""``afire data``: build, join, check, split and pack a dataset, or draw the phantom."""
+"""``afire data check``: the audit before any training.
+
+``afire data split``: who is trained on, who is validated on, who is tested on.
+
+``afire data join``: several sets as one.
+
+``afire data pack``: decode and resize once.
+
+``afire data``: build, join, check, split and pack a dataset, or draw the phantom.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
+from afire.cli.options import Quiet, Root, Verbose
+
+if TYPE_CHECKING:
+    from afire.data.audit.run import Audit
+    from afire.data.manifest import Manifest
+from typing import Literal
+
 from afire.cli.build import build_app
-from afire.cli.check import check
-from afire.cli.join import join
-from afire.cli.pack import pack
-from afire.cli.phantom import phantom
-from afire.cli.split import split
+from afire.cli.options import Fit, Seed, Voi
+from afire.cli.samples import phantom
 from afire.cli.stats import stats
+
+_LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "notice": "cyan"}
+_SHORTCUTS_SHOWN = 14
+
+
+def check(
+    data: Annotated[Path, typer.Option("--data", help="A manifest (.parquet or .csv), a pack or a folder of films.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for audit.html, audit.json and offenders.csv.")],
+    root: Root = None,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="A split file to check instead of the manifest's own split.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes that read films; default: one a core.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 on warnings too.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Audit a set before training: broken films, copies, leaks, negatives, and labels that metadata give away.
+
+    Exits with 1 when something was found that invalidates results. A second run reuses the measurements in --out.
+
+    Example: [cyan]afire data check --data childcxr.parquet --out audits/childcxr[/cyan]
+    """
+    manifest = _open(data, root, split)
+
+    from rich.text import Text
+
+    from afire.cli.options import console
+    from afire.data.audit.run import audit_manifest, write_audit
+    from afire.report.audit import PAGE, write_audit_page
+
+    audit = audit_manifest(manifest, out, workers)
+    write_audit(audit, out)
+    write_audit_page(audit, out / PAGE)
+    if not quiet:
+        _show(audit)
+    failed = audit.invalid or (strict and any(finding.level == "warning" for finding in audit.findings))
+    if failed or not quiet:
+        screen = console()
+        screen.print(Text(audit.verdict, style="bold red" if failed else "bold green"), soft_wrap=True)
+        screen.print(str(out / PAGE), soft_wrap=True, markup=False, highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _open(data: Path, root: Path | None, split: Path | None) -> Manifest:
+    from afire.data.manifest import Manifest, read_manifest
+    from afire.data.sources.folders import build_folder
+    from afire.errors import UserError
+
+    if not data.exists():
+        raise UserError(f"{data} does not exist; give a manifest (.parquet or .csv), a pack or a folder of films.")
+    inside = data / "manifest.parquet"  # of a pack or a phantom; their other pictures (masks) are not films
+    if data.is_dir() and not inside.is_file():
+        manifest = build_folder(data)
+    else:
+        manifest = read_manifest(inside if data.is_dir() else data, root)
+    if split is None:
+        return manifest
+    from afire.data.splits import read_split
+
+    table = manifest.table.copy()
+    parts = read_split(split).rows(manifest)
+    table["split"] = ""
+    for part, rows in parts.items():
+        table.loc[rows, "split"] = part
+    return Manifest(table, manifest.root, manifest.info)
+
+
+def _show(audit: Audit) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from afire.cli.options import console
+
+    screen = console()
+    findings = Table("level", "what", "films", "finding", title="Findings", title_justify="left")
+    findings.columns[2].justify = "right"
+    for finding in audit.findings:
+        films = f"{len(finding.films):,}" if finding.groups else ""
+        level = Text(finding.level, style=_LEVEL_STYLE[finding.level])
+        findings.add_row(level, finding.kind.replace("-", " "), films, Text(finding.sentence))
+    if audit.findings:
+        screen.print(findings)
+    shortcuts = sorted(audit.shortcuts, key=lambda one: -one.auc)
+    shown = [one for one in shortcuts if one.level][:_SHORTCUTS_SHOWN] or shortcuts[:3]
+    if not shown:
+        return
+    table = Table("label", "guessed from", "AUC train", "AUC", "95 % interval", "judged on", title_justify="left")
+    table.title = "Without looking at the picture"
+    for one in shown:
+        style = _LEVEL_STYLE[one.level] if one.level else "dim"
+        interval = f"{one.low:.3f} to {one.high:.3f}"
+        direction = f" ({one.direction})" if one.direction else ""
+        number = Text(f"{one.auc:.3f}", style=style)
+        table.add_row(
+            Text(one.label), Text(one.feature + direction), f"{one.train_auc:.3f}", number, interval, one.judged
+        )
+    screen.print(table)
+    left_out = len([one for one in shortcuts if one.level]) - len(shown)
+    if left_out > 0:
+        screen.print(f"and {left_out} more in audit.json", style="dim")
+
+
+def split(
+    data: Annotated[Path, typer.Option("--data", help="A manifest (.parquet or .csv) or a pack.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the split files.")],
+    root: Root = None,
+    val: Annotated[float, typer.Option(help="Share of the training films that becomes validation.")] = 0.1,
+    test: Annotated[
+        float | None, typer.Option(help="Draw a test part of this share by patient instead of using the official one.")
+    ] = None,
+    development: Annotated[
+        bool,
+        typer.Option(
+            "--development",
+            help="Draw all parts from the official training films, to choose settings by; --test is then 0.25.",
+        ),
+    ] = False,
+    fractions: Annotated[str, typer.Option(help="Label fractions in percent, nested.")] = "100",
+    folds: Annotated[int, typer.Option(help="Grouped k-fold over all films instead of one split; 0 = off.")] = 0,
+    seed: Seed = 0,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Split by patient: official or drawn, with nested label fractions or folds.
+
+    Example: [cyan]afire data split --data nih.parquet --out splits/nih --fractions 1,10,100[/cyan]
+    """
+    from rich.table import Table
+
+    from afire.cli.options import console
+    from afire.data.pack import open_manifest
+    from afire.data.splits import development_split, fold_splits, fraction_of, official_split, random_split, write_split
+    from afire.errors import UserError
+
+    if folds and test is not None:
+        raise UserError("--folds and --test exclude each other: every fold brings its own test part.")
+    if folds and development:
+        raise UserError("--folds and --development exclude each other: folds go over all films.")
+    manifest = open_manifest(data, root)
+    percents = _percents(fractions)
+    if folds:
+        bases = {f"fold-{i}": base for i, base in enumerate(fold_splits(manifest, folds, val, seed))}
+    elif development:
+        bases = {"development": development_split(manifest, val, 0.25 if test is None else test, seed)}
+    elif test is not None:
+        bases = {"split": random_split(manifest, val, test, seed)}
+    else:
+        bases = {"split": official_split(manifest, val, seed)}
+    table = Table("file", "train", "val", "test", "patients", "hash")
+    for name, base in bases.items():
+        for percent in percents:
+            part = base if percent == 100 else fraction_of(base, manifest, percent / 100, seed)
+            path = out / (f"{name}.json" if percent == 100 else f"{name}-{percent:g}pct.json")
+            write_split(part, path)
+            films = [f"{part.films[p]:,}" for p in ("train", "val", "test")]
+            patients = " + ".join(f"{len(part.patients[p]):,}" for p in ("train", "val", "test"))
+            table.add_row(str(path), *films, patients, part.hash[:12])
+    if not quiet:
+        console().print(table)
+
+
+def _percents(text: str) -> list[float]:
+    from afire.errors import UserError
+
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"--fractions {text!r} is not a list of percentages such as 1,10,100.") from None
+
+
+def join(
+    data: Annotated[list[Path], typer.Option("--data", help="A manifest (.parquet or .csv). Give it for each set.")],
+    split: Annotated[
+        list[Path] | None,
+        typer.Option("--split", help="A split file for each --data, in their order; its parts become the lists."),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", help="The joined manifest (.parquet or .csv).")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Join manifests into one, to pre-train on several sets; patients of different sets are kept apart.
+
+    Example: [cyan]afire data join --data childcxr.parquet --data nih.parquet --out both.parquet[/cyan]
+    """
+    from rich.table import Table
+
+    from afire.cli.options import console
+    from afire.data.manifest import check_manifest_name, read_manifest, write_manifest
+    from afire.data.splits import join_manifests, listed_as, read_split
+    from afire.errors import UserError
+
+    check_manifest_name(out)
+    names = [path.stem for path in data]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"two manifests are called {twice[0]}; rename one, its name tells the sets apart.")
+    if split and len(split) != len(data):
+        raise UserError(f"{len(data)} --data need {len(data)} --split in the same order, not {len(split)}.")
+    parts = {path.stem: read_manifest(path) for path in data}
+    if split:
+        chosen = zip(parts.items(), split, strict=True)
+        parts = {name: listed_as(part, read_split(file)) for (name, part), file in chosen}
+    joined = join_manifests(parts)
+    write_manifest(joined, out)
+    if quiet:
+        return
+    table = Table("set", "films", "patients", "normal")
+    for name, part in [*parts.items(), (out.name, joined)]:
+        normal = int((part.table["normal"] == 1).sum())
+        table.add_row(name, f"{len(part):,}", f"{part.table['patient'].nunique():,}", f"{normal:,}")
+    console().print(table)
+
+
+def pack(
+    data: Annotated[Path, typer.Option("--data", help="A manifest (.parquet or .csv) or a folder of films.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the pack.")],
+    root: Root = None,
+    size: Annotated[int, typer.Option(help="Side of the packed films in pixels.", min=16, max=4096)] = 224,
+    bits: Annotated[Literal[8, 16], typer.Option(help="8 or 16 bits per pixel.")] = 8,
+    fit: Annotated[Fit, typer.Option(help="How a film becomes square.")] = "squash",
+    voi: Annotated[Voi, typer.Option(help="DICOM grey-scale.")] = "auto",
+    on_error: Annotated[
+        Literal["stop", "skip"], typer.Option(help="What to do with a film that cannot be read.")
+    ] = "stop",
+    workers: Annotated[int | None, typer.Option(help="Processes; all cores by default.", min=1)] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Decode and resize every film once, into one memory-mapped array. A rerun continues.
+
+    Example: [cyan]afire data pack --data nih.parquet --out packs/nih --size 224 --on-error skip[/cyan]
+    """
+    from afire.cli.options import console
+    from afire.data.pack import PackSettings, open_manifest
+    from afire.data.pack import pack as pack_films
+
+    settings = PackSettings(size, bits, fit, voi)
+    summary = pack_films(open_manifest(data, root), out, settings, on_error, workers)
+    if not quiet:
+        skipped = f", {len(summary.skipped)} skipped (named in pack.json)" if summary.skipped else ""
+        console().print(f"packed {summary.films:,} films of {size} px{skipped}: {out}, hash {summary.hash[:12]}")
+
 
 app = typer.Typer(no_args_is_help=True, help="Build, join, check, split and pack a dataset, or draw the phantom.")
 app.add_typer(build_app, name="build")

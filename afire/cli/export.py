@@ -1,4 +1,9 @@
-"""``afire export``: weights as a bundle that explains and checks itself, or in the format of another library."""
+"""``afire export``: weights as a bundle that explains and checks itself, or in the format of another library.
+
+``afire verify``: is a bundle whole, and does it say here what it said where it was exported?
+
+``afire push``: a bundle to the Hugging Face hub, or into this machine's cache of it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,11 @@ import typer
 from afire.cli.options import ConfigFile, Preset, Quiet, Set, Verbose
 
 if TYPE_CHECKING:
-    from afire.bundle.convert import Conversion
+    from afire.export.write import Conversion
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from afire.export.verify import Check
 
 
 def export(
@@ -54,7 +63,7 @@ def export(
 
     screen = console()
     if form == "bundle":
-        from afire.bundle import export_bundle
+        from afire.export.write import export_bundle
 
         bundle = export_bundle(
             weights, out, licence=licence, results=results or (), detector=detector, name=name, force=force
@@ -63,11 +72,11 @@ def export(
             parts = ", ".join([*bundle.about["parts"], *(["detector"] if bundle.detector else [])])
             screen.print(f"{out}: {parts}; hash {bundle.hash[:16]}", soft_wrap=True, markup=False, highlight=False)
         return
-    from afire.bundle.convert import convert
-    from afire.bundle.detector import find_detector
-    from afire.bundle.formats import FORMATS
-    from afire.cli.task_options import asked_config
-    from afire.tasks.backbone import load_backbone
+    from afire.cli.options import asked_config
+    from afire.export.formats import FORMATS
+    from afire.export.onnx import find_detector
+    from afire.export.write import convert
+    from afire.weights.open import load_backbone
 
     backbone = load_backbone(weights, asked_config(preset, config_file, overrides), network=network)
     with_detector = detector is not None or (form == "onnx" and preprocess != "none")
@@ -86,3 +95,93 @@ def _lines(done: Conversion, backend: str) -> list[str]:
         f"{one.output} of {backend}: largest difference {one.largest:.1e}, allowed {one.bound:.1e}"
         for one in done.differences
     ]
+
+
+def verify(
+    bundle: Annotated[str, typer.Argument(help="A bundle, or hf://owner/name.", metavar="BUNDLE")],
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check every hash of a bundle, then recompute its expected outputs with each library that is installed.
+
+    Ends with 0 when all are equal, 1 when one is not, 2 when the bundle is not whole.
+
+    Example: [cyan]afire verify nih-bundle[/cyan]
+    """
+    from afire.cli.options import console
+    from afire.export.verify import verify_bundle
+    from afire.weights.bundle import open_bundle, unlisted_files
+    from afire.weights.hub import local_path
+
+    screen = console()
+    folder: Path = local_path(bundle)
+    opened = open_bundle(folder)
+
+    def say(line: str) -> None:
+        if not quiet:
+            screen.print(line, soft_wrap=True, markup=False, highlight=False)
+
+    say(f"files: every SHA-256 as exported by afire {opened.about['afire']}; hash {opened.hash[:16]}")
+    beside = unlisted_files(folder)
+    if beside:
+        say(f"not part of the bundle, and read by nothing: {', '.join(beside[:5])}")
+    checks = []
+    for check in verify_bundle(opened):
+        checks.append(check)
+        say(_line(check, verbose))
+    wrong = [check.backend for check in checks if check.equal is False]
+    if wrong:
+        typer.echo(f"not equal: {', '.join(wrong)}", err=True)
+        raise typer.Exit(1)
+    say("equal")
+
+
+def _line(check: Check, verbose: bool) -> str:
+    if check.note:
+        return f"{check.backend}: {check.note}"
+    worst = max(check.differences, key=lambda one: one.largest / one.bound)
+    word = "equal" if check.equal else "NOT EQUAL"
+    line = (
+        f"{check.backend}: {word}, largest difference {worst.largest:.1e} ({worst.output}, allowed {worst.bound:.1e})"
+    )
+    if verbose or not check.equal:
+        line += "".join(f"\n    {one.output}: {one.largest:.1e}, allowed {one.bound:.1e}" for one in check.differences)
+    return line
+
+
+def push(
+    bundle: Annotated[Path, typer.Argument(help="A bundle that `afire export` wrote.", metavar="BUNDLE")],
+    target: Annotated[str, typer.Argument(help="hf://owner/name, with @branch for another branch.", metavar="TARGET")],
+    cache: Annotated[
+        bool, typer.Option("--cache", help="No network: put it into this machine's cache, where hf:// finds it.")
+    ] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="A new repository is for everybody; default: private.")
+    ] = False,
+    message: Annotated[str, typer.Option(help="Of the commit.")] = "",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Upload a whole bundle; its hashes are checked first. Log in before with `hf auth login`.
+
+    Example: [cyan]afire push nih-bundle hf://my-hospital/afire-nih[/cyan]
+
+    Then, anywhere: afire probe --weights hf://my-hospital/afire-nih --data pack --out results/nih
+    """
+    import logging
+
+    from afire.cli.options import console
+    from afire.export.card import UNSPECIFIED
+    from afire.weights import hub
+    from afire.weights.bundle import open_bundle
+
+    name = hub.parse_hub_name(target)
+    opened = open_bundle(bundle)
+    if opened.about.get("licence") == UNSPECIFIED:
+        logging.getLogger("afire").warning("the card says no licence; export again with --licence to say one")
+    if cache:
+        where = str(hub.install(bundle, name, opened.hash))
+    else:
+        where = hub.push(bundle, name, private=not public, message=message)
+    if not quiet:
+        console().print(f"{name}: {where}", soft_wrap=True, markup=False, highlight=False)

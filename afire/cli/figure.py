@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Seed, Set, Verbose
-from afire.cli.task_options import Data, Labels, SplitFile
+from afire.cli.options import ConfigFile, Data, Device, Labels, Preset, Quiet, Root, Seed, Set, SplitFile, Verbose
 
 if TYPE_CHECKING:
-    from afire.report.figures import FigureFiles, Source
+    from afire.report.figures.files import FigureFiles, Source
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -73,8 +72,8 @@ def tsne(
     Example: [cyan]afire figure tsne --weights K64=runs/k64 --weights K256=runs/k256 --weights random --data PACK
     --out figures/tsne[/cyan]
     """
-    from afire.cli.task_options import asked_config, parse_labels
-    from afire.report.figures import draw_tsne
+    from afire.cli.options import asked_config, parse_labels
+    from afire.report.figures.maps import draw_tsne
 
     files = draw_tsne(
         out,
@@ -118,8 +117,8 @@ def landmarks(
     Example: [cyan]afire figure landmarks --weights AFiRe=runs/nih --weights random --data PACK
     --out figures/landmarks[/cyan]
     """
-    from afire.cli.task_options import asked_config
-    from afire.report.figures import draw_landmarks
+    from afire.cli.options import asked_config
+    from afire.report.figures.maps import draw_landmarks
 
     files = draw_landmarks(
         out,
@@ -164,7 +163,7 @@ def gradcam(
 
     Example: [cyan]afire figure gradcam --weights AFiRe=results/nih --data packs/nih --out figures/gradcam[/cyan]
     """
-    from afire.report.figures import draw_gradcam
+    from afire.report.figures.cam import draw_gradcam
 
     source = _source(data, root, split, part, 1, seed)
     files = draw_gradcam(out, parse_named(weights), source, show=show, block=block, device=device, force=force)
@@ -191,7 +190,7 @@ def restorations(
 
     Example: [cyan]afire figure restorations --weights runs/nih --data packs/nih --out figures/restorations[/cyan]
     """
-    from afire.report.figures import draw_restorations
+    from afire.report.figures.model import draw_restorations
 
     source = _source(data, root, split, part, films, seed)
     _show(draw_restorations(out, weights, source, show=show, device=device, force=force), quiet)
@@ -216,7 +215,7 @@ def atlas(
 
     Example: [cyan]afire figure atlas --weights runs/nih --data packs/nih --out figures/atlas[/cyan]
     """
-    from afire.report.figures import draw_atlas
+    from afire.report.figures.model import draw_atlas
 
     source = _source(data, root, split, "train", films, seed)
     _show(draw_atlas(out, weights, source, nearest=nearest, device=device, force=force), quiet)
@@ -242,7 +241,7 @@ def auc(
     Example: [cyan]afire figure auc --results AFiRe=results/afire --results random=results/random
     --out figures/auc[/cyan]
     """
-    from afire.report.figures import draw_auc
+    from afire.report.figures.pages import draw_auc
 
     paths = {name: Path(path) for name, path in parse_named(results).items()}
     _show(draw_auc(out, paths, metric=metric, allow_different_films=allow_different_films, force=force), quiet)
@@ -288,7 +287,7 @@ def _source(
     seed: int,
 ) -> Source:
     from afire.data.splits import read_split
-    from afire.report.figures import Source
+    from afire.report.figures.files import Source
 
     return Source(data, root, read_split(split) if split is not None else None, part, films, seed)
 
@@ -297,7 +296,7 @@ def _show(files: FigureFiles, quiet: bool) -> None:
     if quiet:
         return
     from afire.cli.options import console
-    from afire.report.figures.console import number_table
+    from afire.report.figures.files import number_table
 
     screen = console()
     screen.print(number_table(files))

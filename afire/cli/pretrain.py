@@ -1,13 +1,56 @@
-"""``afire pretrain``: AFiRe on normal films, from one CPU to many nodes."""
+"""``afire config``: the resolved settings as YAML that reads back as itself.
+
+``afire pretrain``: AFiRe on normal films, from one CPU to many nodes.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose
+
+
+def config(
+    task: Annotated[
+        Literal["pretrain", "finetune", "segment"],
+        typer.Option("--task", help="Whose settings: the model's or a task's."),
+    ] = "pretrain",
+    preset: Preset = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Settings of a task: nih14, chexpert5, quick; siim, lungs.")
+    ] = None,
+    config_file: ConfigFile = None,
+    overrides: Set = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of the screen.")] = None,
+) -> None:
+    """Print the settings as YAML with their meaning.
+
+    Example: [cyan]afire config --preset small --set training.epochs=10 --out mine.yaml[/cyan]
+
+    Settings of a task: afire config --task finetune --recipe nih14 --out mine.yaml, then --recipe mine.yaml.
+    """
+    from afire.config import Section, load_config, to_yaml
+    from afire.errors import UserError
+    from afire.files import write_text
+    from afire.tasks.settings import load_task_config
+
+    settings: Section
+    if task == "pretrain":
+        if recipe is not None:
+            raise UserError("--recipe is for --task finetune or segment; the model's settings start from --preset.")
+        settings = load_config(preset, config_file, overrides or ())
+    else:
+        if preset is not None:
+            raise UserError("--preset is for the model's settings; a task's start from --recipe.")
+        settings = load_task_config(task, recipe, config_file, overrides or ())
+    text = to_yaml(settings)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        write_text(out, text)
 
 
 def pretrain(
@@ -41,10 +84,10 @@ def pretrain(
     import logging
 
     from afire.config import load_config
-    from afire.data.dataset import is_pack, open_films
+    from afire.data.pack import is_pack, open_films
     from afire.data.splits import read_split
-    from afire.training import pretrain as run_pretraining
-    from afire.training.selection import normal_training_rows
+    from afire.training.batches import normal_training_rows
+    from afire.training.loop import pretrain as run_pretraining
 
     logger = logging.getLogger("afire")
     settings = [*(overrides or ()), *([f"seed={seed}"] if seed is not None else [])]
@@ -59,7 +102,7 @@ def pretrain(
             logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
     observers: list[object] = []
     if config.run.picture_epochs:
-        from afire.report.training_pictures import EpochPictures
+        from afire.report.sheets import EpochPictures
 
         observers.append(EpochPictures(config.run.picture_epochs, config.training.epochs))
     if config.run.probe_epochs and first:

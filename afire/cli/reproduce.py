@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from afire.studies.reproduce.collect import TargetReport
     from afire.studies.reproduce.plan import Request
     from afire.studies.reproduce.protocol import Difference
-    from afire.studies.reproduce.run import Outcome, Report
+    from afire.studies.reproduce.run import Outcome, Report, Step
     from afire.studies.reproduce.sets import Target
-    from afire.studies.reproduce.steps import Step
 
 Asked = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
 
@@ -62,13 +61,12 @@ def reproduce(
     Kill it and start it again with the same arguments: finished steps are not run again. Settings of one kind of step
     start with its name: --set finetune.training.epochs=3 (also segment, detect, ablate).
     """
-    from afire.cli.task_options import parse_fractions, parse_seeds
+    from afire.cli.options import parse_fractions, parse_seeds
     from afire.files import folder_lock
     from afire.studies.reproduce.plan import Request, check_films
     from afire.studies.reproduce.plan import plan as plan_steps
     from afire.studies.reproduce.run import run_steps
-    from afire.studies.reproduce.scale import scale_for
-    from afire.studies.reproduce.sets import DATASETS
+    from afire.studies.reproduce.sets import DATASETS, scale_for
 
     scale = scale_for(on, quick).changed(
         preset=preset,
@@ -114,7 +112,7 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
 
 
 def _show_plan(steps: list[Step], out: Path) -> None:
-    from afire.studies.reproduce.steps import is_done, read_step, step_hashes
+    from afire.studies.reproduce.run import is_done, read_step, step_hashes
 
     hashes = step_hashes(steps, out)
     for step in steps:

@@ -51,7 +51,7 @@ def stats(
     from afire.data.stats import describe
 
     if data.is_dir():  # a pack or a folder of films; needs torch, which takes seconds to load
-        from afire.data.dataset import open_manifest
+        from afire.data.pack import open_manifest
 
         manifest = open_manifest(data, root)
     else:

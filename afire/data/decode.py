@@ -1,4 +1,6 @@
-"""One function reads a film, whatever its format, into one float channel in [0,1]: :func:`read_film`.
+"""PNG, JPEG, TIFF, BMP and GIF, read with pillow into one float channel in [0,1]. H, W: height and width.
+
+One function reads a film, whatever its format, into one float channel in [0,1]: :func:`read_film`.
 
 The content of a file decides what it is, not its name. Everything that is wrong with a file is an :class:`ImageError`
 of one sentence that names the path and quotes nothing from inside the file, so that no identifying tag gets into a log.
@@ -8,18 +10,177 @@ H, W are the film's height and width.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import io
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 
+from afire.data.dicom import hash_patient
 from afire.data.dicom_grey import Voi
-from afire.data.film import Film, FilmInfo
-from afire.data.identity import hash_patient
-from afire.data.quiet import quiet_readers
-from afire.data.raster import looks_like_raster, read_raster, read_raster_mask
+from afire.data.film import (
+    Film,
+    FilmInfo,
+    check_range,
+    check_size,
+    grey_from_rgb,
+    quiet_readers,
+    require_finite,
+    stretch,
+)
 from afire.errors import ImageError
+
+# Only these decoders ever see a byte of a user's file; pillow has some forty more.
+_FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF")
+_MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"GIF8": "GIF", b"BM": "BMP"}
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
+_WHITE_IS_ZERO, _UNSIGNED = 0, 1
+
+
+def looks_like_raster(head: bytes) -> bool:
+    """Whether a file that starts with ``head`` is an image of ours."""
+    return head.startswith(tuple(_MAGIC))
+
+
+def read_raster(path: Path, data: bytes, max_pixels: int) -> tuple[Film, FilmInfo]:
+    """Read the bytes of an image file; ``path`` is only for messages."""
+    with _opened(path, data, max_pixels) as image:
+        (width, height), kind, tags = image.size, _kind(image), _tiff_tags(image)
+        _load_upright(image)
+        pixels, mode = _pixels(image), image.mode
+    film, bits, colour = _to_film(pixels, mode, tags, path)
+    white_is_zero = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if white_is_zero and mode in ("I;16", "I;16B", "I", "F"):  # pillow inverts up to 8 bits, and leaves the others
+        film = 1.0 - film
+    info = FilmInfo(
+        width=width,
+        height=height,
+        bits=bits,
+        kind=kind,
+        file_bytes=len(data),
+        inverted=white_is_zero,
+        constant=check_range(film, path),
+        colour=colour,
+    )
+    return film, info
+
+
+def read_raster_mask(path: Path, data: bytes, max_pixels: int) -> NDArray[np.uint8]:
+    """The stored numbers (H, W) of a mask image: grey values, or palette indices."""
+    with _opened(path, data, max_pixels) as image:
+        kind = _kind(image)
+        _load_upright(image)
+        pixels = np.array(image) if image.mode in ("1", "P") else _pixels(image)
+    if pixels.ndim == 3:
+        channels = pixels[..., :3]
+        if not (channels == channels[..., :1]).all():
+            raise ImageError(f"{path} is coloured, so its mask values are not clear; save it as grey values.")
+        pixels = channels[..., 0]
+    if pixels.dtype != np.bool_ and ((pixels < 0) | (pixels > 255) | (pixels != np.rint(pixels))).any():
+        raise ImageError(f"{path} holds mask values outside 0..255; save it with 8 bits.")
+    values = pixels.astype(np.uint8)
+    # JPEG smears the edge of a mask into faint values on both sides; half of the range is where the edge was.
+    return np.where(values >= 128, np.uint8(255), np.uint8(0)) if kind == "jpeg" else values
+
+
+@contextmanager
+def _opened(path: Path, data: bytes, max_pixels: int) -> Iterator[Image.Image]:
+    """The image in ``data``, its size checked. The body may only call pillow: what it raises is the file's fault."""
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            width, height = image.size
+            check_size(path, width, height, max_pixels)
+            frames = int(getattr(image, "n_frames", 1))
+            if frames != 1:
+                raise ImageError(f"{path} holds {frames} images; a film is one: save the one that is meant by itself.")
+            yield image
+    except ImageError:
+        raise
+    except UnidentifiedImageError:
+        raise ImageError(_unknown(path, data)) from None
+    except Image.DecompressionBombError:
+        limit = f"{2 * (Image.MAX_IMAGE_PIXELS or 0):,}"
+        raise ImageError(f"{path} says it has more than {limit} pixels, which pillow refuses to decode.") from None
+    except Exception:  # pillow raises a dozen types for damaged files, and their texts may quote the file
+        raise ImageError(f"{path} is truncated or damaged; copy it again or leave it out.") from None
+
+
+def _unknown(path: Path, data: bytes) -> str:
+    for magic, name in _MAGIC.items():
+        if data.startswith(magic):
+            return f"{path} starts like a {name} file but is damaged, or of a kind of {name} that pillow cannot read."
+    return f"{path} is not an image that can be read; films are PNG, JPEG, TIFF, BMP, GIF or DICOM."
+
+
+def _kind(image: Image.Image) -> str:
+    name = (image.format or "").lower()
+    return "jpeg" if name == "mpo" else name  # a JPEG with an appendix
+
+
+def _tiff_tags(image: Image.Image) -> dict[int, Any]:
+    """The three TIFF tags that change the meaning of a number; empty for other formats."""
+    tags = getattr(image, "tag_v2", None)
+    if tags is None:
+        return {}
+    found = {}
+    for tag in (_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT):
+        value = tags.get(tag)
+        found[tag] = value[0] if isinstance(value, tuple) and value else value
+    return found
+
+
+def _load_upright(image: Image.Image) -> None:
+    """Decode, and turn the film as its EXIF orientation says, in place."""
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+
+
+def _pixels(image: Image.Image) -> NDArray[Any]:
+    """Numbers (H, W), or (H, W, 3) where there is colour to look at. Alpha is dropped: it hides nothing in a film."""
+    if image.mode in ("1", "LA", "La"):
+        image = image.convert("L")
+    elif image.mode not in ("L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F", "RGB"):
+        image = image.convert("RGB")  # palettes, RGBA, CMYK, YCbCr, ...
+    return np.asarray(image)
+
+
+def _to_film(pixels: NDArray[Any], mode: str, tags: dict[int, Any], path: Path) -> tuple[Film, int, bool]:
+    """Film in [0,1], bits of a grey value, and whether it is truly coloured."""
+    if pixels.ndim == 3:
+        grey, colour = grey_from_rgb(pixels)
+        return _divide(grey, 255), 8, colour
+    if pixels.dtype == np.uint8:
+        return _divide(pixels, 255), 1 if mode == "1" else 8, False
+    bits = int(tags.get(_BITS_PER_SAMPLE) or 16)
+    if pixels.dtype.kind == "u":
+        return np.clip(_divide(pixels, 2**bits - 1), 0.0, 1.0), bits, False
+    if not tags and pixels.dtype.kind == "i":  # 16-bit PNG in older pillow
+        return np.clip(_divide(pixels, 65535), 0.0, 1.0), 16, False
+    if tags.get(_SAMPLE_FORMAT) in (None, _UNSIGNED) and pixels.dtype == np.int32 and bits == 32:
+        pixels = pixels.view(np.uint32)  # pillow has no unsigned 32-bit mode
+    return _own_range(pixels, path), bits, False
+
+
+def _own_range(pixels: NDArray[Any], path: Path) -> Film:
+    """Float and signed or 32-bit integer TIFF: no format says what is white, so the film's own range decides.
+
+    Floats that already lie in [0,1] stay as they are.
+    """
+    require_finite(pixels, path)
+    low, high = float(pixels.min()), float(pixels.max())
+    if pixels.dtype.kind == "f" and low >= 0.0 and high <= 1.0:
+        return pixels.astype(np.float32)
+    return stretch(pixels, low, high)
+
+
+def _divide(pixels: NDArray[Any], white: int) -> Film:
+    film: Film = np.divide(pixels, np.float32(white), dtype=np.float32)
+    return film
+
 
 __all__ = [
     "IMAGE_SUFFIXES",

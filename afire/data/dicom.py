@@ -1,4 +1,6 @@
-"""DICOM films, read with pydicom; the grey-scale is in :mod:`afire.data.dicom_grey`.
+"""Patient ids leave afire only as hashes: the same in every run, and of no use without the salt.
+
+DICOM films, read with pydicom; the grey-scale is in :mod:`afire.data.dicom_grey`.
 
 Only the tags in ``_TAGS`` are ever kept of a film. A name, a birth date or an address is not among them, so it cannot
 reach a manifest, a pack, a log or a picture; the patient id leaves this module only as a hash. For the same reason no
@@ -8,7 +10,9 @@ tags (:func:`read_tags`).
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -25,8 +29,26 @@ from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, Implic
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
 from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite
-from afire.data.identity import hash_patient
 from afire.errors import ImageError, UserError
+
+SALT_VARIABLE = "AFIRE_PATIENT_SALT"
+DEFAULT_SALT = "afire"
+
+
+def hash_patient(patient_id: str, salt: str | None = None) -> str:
+    """16 hex digits that stand for a patient: equal in every run and on every machine with the same ``salt``.
+
+    Without ``salt``, the environment variable AFIRE_PATIENT_SALT is used, else "afire". The default keeps ids out of
+    sight; only a salt that you keep to yourself keeps others from trying out ids until one fits. An empty id stays
+    empty.
+    """
+    patient_id = patient_id.strip(" \0\t\r\n")
+    if not patient_id:
+        return ""
+    salt = os.environ.get(SALT_VARIABLE, DEFAULT_SALT) if salt is None else salt
+    key = hashlib.blake2b(salt.encode("utf-8"), digest_size=32).digest()
+    return hashlib.blake2b(patient_id.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
+
 
 _TAGS = [
     "Modality", "PatientID", "ViewPosition", "ViewCodeSequence", "PatientPosition",

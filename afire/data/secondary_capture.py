@@ -19,7 +19,7 @@ from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, ge
 
 from afire._version import __version__
 from afire.data.dicom import read_tags
-from afire.data.quiet import quiet_readers
+from afire.data.film import quiet_readers
 from afire.errors import ImageError
 from afire.files import sha256_file, write_atomic
 

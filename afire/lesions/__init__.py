@@ -5,9 +5,7 @@ abnormal = token_labels(mask, patch_size=16)                # bool (B, L), True 
 """
 
 from afire.config import LesionConfig
-from afire.lesions.labels import token_labels
-from afire.lesions.lungs import lung_field
-from afire.lesions.otsu import otsu_threshold
-from afire.lesions.synthesis import synthesize, synthesize_keyed
+from afire.lesions.places import lung_field, otsu_threshold
+from afire.lesions.synthesis import synthesize, synthesize_keyed, token_labels
 
 __all__ = ["LesionConfig", "lung_field", "otsu_threshold", "synthesize", "synthesize_keyed", "token_labels"]

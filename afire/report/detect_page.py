@@ -20,14 +20,13 @@ import numpy as np
 from PIL import Image
 
 from afire._version import __version__
+from afire.detect.detector import DISCLAIMER, Detector
+from afire.detect.findings import OUT_OF_DOMAIN, SCORED, SIDES, UNREADABLE, FilmResult, Rule, counts, ranked
+from afire.detect.run import PAGE
 from afire.files import write_text
 from afire.processes import usable_cores
 from afire.progress import track
 from afire.report.detect_pictures import DIFFERENCE_TOP, MOST_ON_PAGE, css_gradient, difference_colours, heat_on_grey
-from afire.tasks.detect.detector import DISCLAIMER, Detector
-from afire.tasks.detect.findings import OUT_OF_DOMAIN, SCORED, UNREADABLE, FilmResult, Rule, counts, ranked
-from afire.tasks.detect.regions import SIDES
-from afire.tasks.detect.run import PAGE
 
 MOST_ROWS = 5000  # of each kind; the rest is in results.csv
 _THUMB, _FILM = 96, 448  # longest sides

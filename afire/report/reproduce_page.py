@@ -9,11 +9,9 @@ from pathlib import Path
 
 from afire._version import __version__
 from afire.files import read_json, write_json, write_text
-from afire.report.compare_tables import latex_text
-from afire.report.figures.console import number_table
-from afire.report.figures.files import FigureFiles
-from afire.report.task_tables import markdown_table
-from afire.report.words import DISCLAIMER
+from afire.report.figures.files import FigureFiles, number_table
+from afire.report.style import DISCLAIMER
+from afire.report.task_tables import latex_text, markdown_table
 from afire.studies.reproduce.collect import Block, Row, TargetReport
 from afire.studies.reproduce.protocol import Difference
 from afire.tasks.results import Estimate, to_json

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afire.config import load_config
-from afire.data.dataset import Films
+from afire.data.pack import Films
 from afire.errors import UserError
-from afire.model import AFiRe
+from afire.methods.afire import AFiRe
 from afire.training.checkpoint import newest_checkpoint
 from afire.training.run_folder import CONFIG
 

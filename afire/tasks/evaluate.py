@@ -16,8 +16,18 @@ from numpy.typing import NDArray
 
 from afire.data.manifest import Manifest
 from afire.tasks import metrics as m
-from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate
-from afire.tasks.runs import Run, joint_hash, split_hash, test_hash
+from afire.tasks.results import (
+    SCORE,
+    TRUTH,
+    Estimate,
+    Result,
+    Run,
+    RunResult,
+    estimate,
+    joint_hash,
+    split_hash,
+    test_hash,
+)
 from afire.training.run_folder import environment
 
 Floats = NDArray[np.float64]

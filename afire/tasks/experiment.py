@@ -27,20 +27,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from afire.config import Config, Section
-from afire.data.dataset import Films, PackedFilms, open_films
+from afire.data.pack import Films, PackedFilms, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
-from afire.model.afire import Network
-from afire.task_config import FinetuneConfig, SegmentConfig
-from afire.tasks.backbone import Backbone, Backbones
+from afire.methods.afire import Network
 from afire.tasks.features import check_size, data_content_hash
-from afire.tasks.results import RESULT
-from afire.tasks.runs import Run
+from afire.tasks.results import RESULT, Run
+from afire.tasks.settings import FinetuneConfig, SegmentConfig
 from afire.tasks.supervised import Job, Learnt, Objective, learn
 from afire.training.checkpoint import FOLDER as CHECKPOINTS
 from afire.training.engine import make_accelerator, on_first_process
 from afire.training.run_folder import SUMMARY, RunFolder
+from afire.weights.open import Backbone, Backbones
 
 MODEL, ANSWERS = "model.safetensors", "answers.npz"
 

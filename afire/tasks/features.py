@@ -1,31 +1,91 @@
-"""Features of films, computed once: a cache keyed by what decides them (weights, films, pooling, size).
+"""A network over many films without gradients, shared among processes; every process gets the answer for all films.
+
+Features of films, computed once: a cache keyed by what decides them (weights, films, pooling, size).
 
 Shapes: N films, L tokens, D width.
+
+Features as a file for other tools: Parquet (a row for each film) or npz (arrays).
+
+Parquet: the manifest's image, split, patient, normal and labels, and a column ``feature`` with a list of D numbers,
+or with L * D numbers, token by token, when all tokens are asked for. Its metadata key ``afire.embed`` says how the
+features were made and, for tokens, L and D. npz: arrays ``image``, ``split``, ``patient``, ``features`` (N, D) or
+(N, L, D), and ``about``, the same JSON text.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from afire.data.dataset import DecodedFilms, Films, PackedFilms
+from afire._version import __version__
+from afire.data.manifest import LABEL_PREFIX
+from afire.data.pack import DecodedFilms, Films, PackedFilms
 from afire.errors import UserError
 from afire.files import sha256_text, write_atomic
+from afire.nn import distributed
 from afire.progress import progress
-from afire.tasks.backbone import Backbone
+from afire.weights.open import Backbone
+
+PREDICT_BATCH = 128
+
+
+def to_device(films: Films, raw: Tensor, device: torch.device) -> Tensor:
+    """Films as a loader hands them over (stored numbers or floats) to float32 (B, 1, S, S) in [0,1] on ``device``."""
+    moved = raw.to(device, non_blocking=True)
+    return films.to_unit(moved) if isinstance(films, PackedFilms) else moved
+
+
+@torch.no_grad()
+def predict(
+    model: nn.Module,
+    films: Films,
+    rows: NDArray[np.int64],
+    accelerator: Accelerator,
+    reduce: Callable[[Tensor, NDArray[np.int64]], Tensor],
+) -> NDArray[np.generic]:
+    """What ``reduce`` keeps of each film, (len(rows), ...), in the order of ``rows``.
+
+    ``reduce`` maps the outputs of a batch and its rows to a tensor whose first axis is the batch. A collective call.
+    """
+    world, rank = accelerator.num_processes, accelerator.process_index
+    share = -(-len(rows) // world)
+    # Process r takes every W-th film from the r-th; short shares are filled up, because a gather needs equal ones.
+    mine = np.resize(rows[rank::world], share) if len(rows[rank::world]) else np.resize(rows, share)
+    was_training = model.training
+    model.eval()
+    kept = [reduce(outputs, batch) for outputs, batch in _outputs(model, films, mine, accelerator)]
+    model.train(was_training)
+    gathered = distributed.gather(torch.cat(kept).to(accelerator.device)).cpu().numpy()
+    in_order = gathered.reshape(world, share, *gathered.shape[1:]).swapaxes(0, 1)
+    found: NDArray[np.generic] = in_order.reshape(world * share, *gathered.shape[1:])[: len(rows)]
+    return found
+
+
+def _outputs(
+    model: nn.Module, films: Films, rows: NDArray[np.int64], accelerator: Accelerator
+) -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+    for start in range(0, len(rows), PREDICT_BATCH):
+        batch = rows[start : start + PREDICT_BATCH]
+        raw = films.raw(batch) if isinstance(films, PackedFilms) else films.batch(batch)
+        with accelerator.autocast():
+            outputs = model(to_device(films, raw, accelerator.device))
+        yield outputs.float(), batch
+
 
 Pooling = Literal["mean", "class", "tokens"]
-BATCH = 64
+FEATURE_BATCH = 64
 _VERSION = 1  # raise it when the same weights and films give other features
 
 logger = logging.getLogger("afire")
@@ -89,8 +149,8 @@ def feature_batches(
     target = device or torch.device("cpu")
     encoder, normalise = backbone.encoder.to(target), backbone.normalise.to(target)
     with progress("features", len(rows), "films") as bar, torch.inference_mode():
-        for start in range(0, len(rows), BATCH):
-            batch = rows[start : start + BATCH]
+        for start in range(0, len(rows), FEATURE_BATCH):
+            batch = rows[start : start + FEATURE_BATCH]
             images = films.batch(batch).to(target)
             yield _pool(encoder(normalise(images)), pooling).float().cpu().numpy()
             bar.advance(len(batch))
@@ -142,3 +202,84 @@ def _read(file: Path) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         logger.warning("the cached features %s cannot be read (%s) and are computed again", file.name, error)
         return nothing
+
+
+METADATA_KEY = b"afire.embed"
+
+
+def write_features(
+    out: Path,
+    backbone: Backbone,
+    films: Films,
+    rows: NDArray[np.int64],
+    pooling: Pooling = "mean",
+    device: torch.device | None = None,
+) -> tuple[int, ...]:
+    """Compute the features of ``rows`` and write them to ``out`` (.parquet or .npz); the shape of all features."""
+    check_name(out)
+    tokens = (films.size // backbone.config.encoder.patch_size) ** 2
+    width = backbone.config.encoder.width
+    shape = (len(rows), tokens, width) if pooling == "tokens" else (len(rows), width)
+    about = {
+        "afire": __version__,
+        "pooling": pooling,
+        "weights": backbone.name,
+        "weights_hash": backbone.hash,
+        "data_hash": data_content_hash(films),
+        "size": films.size,
+        "shape": list(shape[1:]),
+    }
+    batches = feature_batches(backbone, films, rows, pooling, device)
+    write = _write_parquet if out.suffix.lower() == ".parquet" else _write_npz
+    write_atomic(out, lambda path: write(path, batches, films, rows, shape, about))
+    return shape
+
+
+def check_name(out: Path) -> None:
+    """Refuse a name that tells no format, before the work and not after it."""
+    if out.suffix.lower() not in (".parquet", ".npz"):
+        raise UserError(f"{out}: features are written as .parquet or .npz.")
+
+
+def _write_parquet(
+    path: Path,
+    batches: Iterator[NDArray[np.float32]],
+    films: Films,
+    rows: NDArray[np.int64],
+    shape: tuple[int, ...],
+    about: dict[str, Any],
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = films.manifest.table
+    kept = ["image", "split", "patient", "normal", *(name for name in table.columns if name.startswith(LABEL_PREFIX))]
+    facts = pa.Table.from_pandas(table.iloc[rows][kept], preserve_index=False).replace_schema_metadata(None)
+    length = int(np.prod(shape[1:]))
+    field = pa.field("feature", pa.list_(pa.float32(), length))
+    schema = facts.schema.append(field).with_metadata({METADATA_KEY: json.dumps(about)})
+    done = 0
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            column = pa.FixedSizeListArray.from_arrays(pa.array(batch.reshape(-1)), length)
+            part = facts.slice(done, len(batch)).append_column(field, column)
+            writer.write_table(part.replace_schema_metadata(schema.metadata))
+            done += len(batch)
+
+
+def _write_npz(
+    path: Path,
+    batches: Iterator[NDArray[np.float32]],
+    films: Films,
+    rows: NDArray[np.int64],
+    shape: tuple[int, ...],
+    about: dict[str, Any],
+) -> None:
+    features = np.empty(shape, np.float32)
+    done = 0
+    for batch in batches:
+        features[done : done + len(batch)] = batch
+        done += len(batch)
+    table = films.manifest.table.iloc[rows]
+    texts = {name: table[name].to_numpy().astype(str) for name in ("image", "split", "patient")}
+    np.savez(path, allow_pickle=False, features=features, about=np.array(json.dumps(about)), **texts)

@@ -1,12 +1,19 @@
-"""Fine-tuning: all weights of an encoder and a linear layer on the mean of its image tokens, for one or many findings.
+"""Which labels a task is about, and whether its parts can teach and test them. N films, C labels.
+
+Fine-tuning: all weights of an encoder and a linear layer on the mean of its image tokens, for one or many findings.
 
 Shapes: B films, C labels, D width. A label that is not known (NaN) takes no part in the loss.
+
+A fine-tuned classifier read back from its result folder, with the films it was tested on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,21 +24,84 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afire.data.dataset import Films
-from afire.data.manifest import Manifest
+from afire.config import EncoderConfig, ImageConfig, validate
+from afire.data.manifest import LABEL_PREFIX, Manifest
+from afire.data.pack import Films
 from afire.errors import UserError
-from afire.model.pixels import Normalise
-from afire.model.vit import VisionTransformer
-from afire.task_config import FinetuneConfig
+from afire.nn.layers import Normalise
+from afire.nn.vit import VisionTransformer
 from afire.tasks import metrics as m
-from afire.tasks.backbone import Backbone
 from afire.tasks.evaluate import Scores, classification_result, evaluate
-from afire.tasks.experiment import Experiment, claim_folders, complete_run, fresh_encoder, open_bench
-from afire.tasks.inference import predict
-from afire.tasks.labels import check_classes, task_labels
-from afire.tasks.results import Result
-from afire.tasks.runs import Run, plan_runs
+from afire.tasks.experiment import MODEL, Experiment, claim_folders, complete_run, fresh_encoder, open_bench
+from afire.tasks.features import predict
+from afire.tasks.results import RESULT, Result, Run, find_results, plan_runs, read_predictions, read_result
+from afire.tasks.settings import FinetuneConfig
 from afire.tasks.supervised import Objective, Rows
+from afire.weights.files import read_tensors
+from afire.weights.open import Backbone
+
+ABNORMAL = "abnormal"
+
+
+def task_labels(manifest: Manifest, labels: Sequence[str] | None = None) -> tuple[list[str], NDArray[np.float64]]:
+    """Names (C) and truth (N, C) with NaN for unknown. ``abnormal`` is 1 - normal.
+
+    Without ``labels``: all findings of the manifest, or ``abnormal`` where it has none.
+    """
+    names = list(labels) if labels else (manifest.labels or [ABNORMAL])
+    if len(set(names)) < len(names):
+        raise UserError(f"--labels names {next(n for n in names if names.count(n) > 1)!r} more than once.")
+    return names, np.stack([_column(manifest, name) for name in names], axis=1)
+
+
+def _column(manifest: Manifest, name: str) -> NDArray[np.float64]:
+    if LABEL_PREFIX + name in manifest.table:
+        values = manifest.table[LABEL_PREFIX + name].to_numpy(np.float64)
+    elif name == ABNORMAL:
+        values = 1 - manifest.table["normal"].to_numpy(np.float64)
+    else:
+        known = [*manifest.labels, ABNORMAL]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UserError(f"the manifest has no label {name!r}{hint} (it has {', '.join(known)}).")
+    if np.isnan(values).all():
+        columns = ["normal", *(LABEL_PREFIX + label for label in manifest.labels)]
+        if manifest.table[columns].notna().any(axis=None):
+            raise UserError(f"no film has a value for label {name}; choose other labels with --labels.")
+        raise UserError(
+            "these films have no labels, and this task needs some; build the manifest from class folders or a table "
+            "(`afire data build classes`, `afire data build csv`)."
+        )
+    return values
+
+
+def check_classes(
+    names: Sequence[str], truth_NC: NDArray[np.float64], parts: Mapping[str, NDArray[np.int64]]
+) -> list[str]:
+    """Sentences about labels with one class only in a part; refused when no label has both classes in every part.
+
+    ``parts`` maps train, val and test to rows. A label that fails in train cannot be learnt, one that fails in val has
+    no threshold of its own, and one that fails in test has no metrics: it is left out of the mean.
+    """
+    failing = {name: _one_class(truth_NC[:, c], parts) for c, name in enumerate(names)}
+    sentences = [f"label {name} has {words}" for name, words in failing.items() if words]
+    if len(sentences) == len(names):
+        more = f" (and {len(names) - 1} more labels)" if len(names) > 1 else ""
+        raise UserError(
+            f"{sentences[0]}{more}; films with and without the finding are needed in every part: "
+            "choose other labels, a larger fraction or another split."
+        )
+    return sentences
+
+
+def _one_class(truth_N: NDArray[np.float64], parts: Mapping[str, NDArray[np.int64]]) -> str:
+    words = []
+    for part, rows in parts.items():
+        positives, negatives = int((truth_N[rows] == 1).sum()), int((truth_N[rows] == 0).sum())
+        if positives == 0 or negatives == 0:
+            words.append(f"{positives:,} positive and {negatives:,} negative films in {part}")
+    return ", ".join(words)
+
 
 _BOOTSTRAP_SEED = 0
 _HEAD_STD = 0.01
@@ -192,3 +262,72 @@ def _plan(experiment: Experiment, manifest: Manifest, fraction: float, truth: Fl
             raise UserError(f"no training film of {run.name} has a value for any of the labels; choose others.")
         runs.append(replace(run, rows={**run.rows, "train": train}))
     return runs
+
+
+@dataclass(frozen=True)
+class TrainedClassifier:
+    """A classifier in evaluation mode, what it knows, and the films it may be shown on."""
+
+    model: Classifier
+    labels: list[str]
+    result: Result
+    run: str
+    hash: str  # of the classifier's tensors
+    test_images: list[str]  # of this run, as the manifest names them
+
+    @property
+    def image(self) -> ImageConfig:
+        """How its films are read."""
+        return validate(self.result.config["image"], ImageConfig)
+
+
+def load_classifier(path: Path, run: str | None = None) -> TrainedClassifier:
+    """From the folder of a fine-tuning (its first run unless ``run`` names one), or the folder of one of its runs."""
+    folder, run = _result_folder(path, run)
+    result = read_result(folder)
+    if result.task != "finetune":
+        raise UserError(f"{folder} is the result of {result.task}, not of a fine-tuning; give one of `afire finetune`.")
+    names = [one.name for one in result.runs]
+    run = run or names[0]
+    if run not in names:
+        raise UserError(f"{folder} has no run {run}; its runs are {', '.join(names)}.")
+    file = folder / run / MODEL
+    if not file.is_file():
+        raise UserError(f"{file} does not exist: the weights of the run were removed; run `afire finetune` again.")
+    model = _build(result, file)
+    predictions = read_predictions(folder)
+    tested = predictions[(predictions["run"] == run) & (predictions["part"] == "test")]["image"].tolist()
+    return TrainedClassifier(model, list(result.labels), result, run, _hash(model), tested)
+
+
+def _result_folder(path: Path, run: str | None) -> tuple[Path, str | None]:
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of a result of `afire finetune`.")
+    if not (path / RESULT).exists() and (path / MODEL).exists() and (path.parent / RESULT).exists():
+        return path.parent, run or path.name
+    found = find_results(path)
+    if len(found) > 1:
+        raise UserError(f"{path} holds {len(found)} results ({found[0].name}, {found[1].name}, ...); give one of them.")
+    return found[0], run
+
+
+def _build(result: Result, file: Path) -> Classifier:
+    encoder_config = validate(result.config["encoder"], EncoderConfig)
+    image = validate(result.config["image"], ImageConfig)
+    encoder = VisionTransformer.from_config(encoder_config, image)
+    prior = np.full(len(result.labels), 0.5)
+    model = Classifier(encoder, Normalise(image), prior, torch.Generator())
+    try:
+        model.load_state_dict(read_tensors(file))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"{file} does not fit the settings in {RESULT} ({reason}); run the task again.") from None
+    return model.eval()
+
+
+def _hash(model: Classifier) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

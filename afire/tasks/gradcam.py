@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afire.data.dataset import DecodedFilms, Films, PackedFilms
+from afire.data.film import FitMode, fit_box
 from afire.data.manifest import Box, Manifest
-from afire.data.resize import FitMode, fit_box
+from afire.data.pack import DecodedFilms, Films, PackedFilms
 from afire.errors import UserError
-from afire.model.vit import grid_of, run_blocks
+from afire.nn.vit import grid_of, run_blocks
 from afire.progress import progress
-from afire.tasks.figure_films import Rows
+from afire.tasks.figure_data import Rows
 from afire.tasks.finetune import Classifier
 from afire.tasks.masks import film_shape
 

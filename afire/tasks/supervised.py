@@ -1,4 +1,11 @@
-"""Learning from labels: the loop that fine-tuning and segmentation share.
+"""Random crops, turns and mirrors of training films: drawn by key, applied to a whole batch in one warp each.
+
+What happens to a film depends on (seed, step, row) alone: not on its batch, the number of processes or a restart.
+Shapes: B films, S pixels a side.
+
+Optimizer and learning rate of the supervised tasks: AdamW with layer-wise decay, warm-up and a cosine.
+
+Learning from labels: the loop that fine-tuning and segmentation share.
 
 As in pre-training, everything random follows from (seed, step, row), a checkpoint is whole or not there, and a run that
 was killed ends bit by bit as one that was not. The weights that did best on validation films are kept beside the
@@ -12,31 +19,117 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from kornia.geometry.transform import get_affine_matrix2d, warp_affine
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from afire.data.dataset import Films
+from afire.data.pack import Films
 from afire.errors import UserError
 from afire.files import write_atomic
-from afire.model import distributed
-from afire.model.vit import VisionTransformer
-from afire.task_config import FinetuneConfig, SegmentConfig
-from afire.tasks.augment import draw_warps, warp_films, warp_masks
-from afire.tasks.inference import predict, to_device
-from afire.tasks.journal import TaskJournal
-from afire.tasks.optimize import learning_rate, make_layered_optimizer
+from afire.lesions.places import keyed, unit
+from afire.nn import distributed
+from afire.nn.vit import VisionTransformer
+from afire.tasks.features import predict, to_device
+from afire.tasks.settings import AugmentConfig, FinetuneConfig, SegmentConfig, SupervisedConfig
 from afire.training import checkpoint as checkpoints
 from afire.training.batches import Batch, Plan, Prefetcher
-from afire.training.engine import agree, depth_generator, explain, gradient_exchange, on_first_process
+from afire.training.engine import (
+    StopSignals,
+    agree,
+    cosine,
+    decays,
+    depth_generator,
+    explain,
+    gradient_exchange,
+    on_first_process,
+)
+from afire.training.journal import TaskJournal
 from afire.training.run_folder import RunFolder
-from afire.training.signals import StopSignals
+
+
+class _Draw(IntEnum):
+    """What each random number decides. Append only: the order is part of what a seed means."""
+
+    AREA = 0
+    ASPECT = 1
+    PLACE_X = 2
+    PLACE_Y = 3
+    ANGLE = 4
+    FLIP = 5
+
+
+def draw_warps(config: AugmentConfig, size: int, seed: int, step: int, rows: np.ndarray) -> Tensor:
+    """Affine maps (B, 2, 3) from the pixels of a film to those of its augmented version; float32 on the CPU."""
+    chance = unit(keyed(seed, step, torch.from_numpy(np.ascontiguousarray(rows)), 1, 1)[:, 0, 0])
+    area = config.crop_min + (1 - config.crop_min) * chance[:, _Draw.AREA]
+    root_aspect = torch.exp((chance[:, _Draw.ASPECT] - 0.5) * float(np.log(config.stretch)))
+    # A crop that is nearly the whole film cannot also be stretched: its sides end at the film's.
+    sides = torch.stack([area.sqrt() * root_aspect, area.sqrt() / root_aspect], dim=1).clamp(max=1) * size
+    corner = chance[:, [_Draw.PLACE_X, _Draw.PLACE_Y]] * (size - sides)
+    centre = corner + sides / 2 - 0.5  # pixel centres are whole numbers
+    mirror = 1 - 2 * (chance[:, _Draw.FLIP] < config.flip).float()
+    scale = size / sides * torch.stack([mirror, torch.ones_like(mirror)], dim=1)
+    angle = (2 * chance[:, _Draw.ANGLE] - 1) * config.rotation
+    shift = (size - 1) / 2 - centre
+    maps: Tensor = get_affine_matrix2d(shift, centre, scale, angle)[:, :2]
+    return maps
+
+
+def warp_films(films: Tensor, maps: Tensor) -> Tensor:
+    """Films (B, C, S, S) through ``maps`` (B, 2, 3), bilinear; what lies outside of a film is black."""
+    warped: Tensor = warp_affine(films, maps.to(films), films.shape[-2:], mode="bilinear", padding_mode="zeros")
+    return warped.clamp_(0, 1)  # bilinear weights add up to one only within rounding
+
+
+def warp_masks(masks: Tensor, maps: Tensor) -> Tensor:
+    """Masks (B, 1, S, S) of zeros and ones through ``maps``, each pixel from its nearest; outside is empty."""
+    warped: Tensor = warp_affine(masks, maps.to(masks), masks.shape[-2:], mode="nearest", padding_mode="zeros")
+    return warped
+
+
+def make_layered_optimizer(model: nn.Module, depth: int, config: SupervisedConfig) -> torch.optim.AdamW:
+    """AdamW whose groups carry ``scale``: ``layer_decay`` once for each layer between a parameter and the end.
+
+    ``depth`` is the number of encoder blocks; the encoder's parameters are named ``encoder.*``.
+    """
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault((layer_of(name, depth), decays(name, parameter)), []).append(parameter)
+    settings = [
+        {
+            "params": parameters,
+            "scale": config.layer_decay ** (depth + 1 - layer),
+            "weight_decay": config.weight_decay if decayed else 0.0,
+        }
+        for (layer, decayed), parameters in sorted(groups.items())
+    ]
+    return torch.optim.AdamW(settings, lr=config.learning_rate, fused=True)
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for patches, tokens and positions, 1 + i for block i, depth + 1 for the norm and everything outside."""
+    if name.startswith("encoder.blocks."):
+        return 1 + int(name.split(".")[2])
+    return 0 if name.startswith("encoder.") and not name.startswith("encoder.norm.") else depth + 1
+
+
+def learning_rate(config: SupervisedConfig, step: int, steps_per_epoch: int) -> float:
+    """The rate of ``step``, counted from 0, before the scale of a group."""
+    steps = config.epochs * steps_per_epoch
+    warmup = min(round(config.warmup_epochs * steps_per_epoch), steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    return cosine(config.learning_rate, config.learning_rate_end, step - warmup, steps - warmup)
+
 
 Rows = NDArray[np.int64]
 

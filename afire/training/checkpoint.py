@@ -27,8 +27,6 @@ from torch import nn
 
 from afire.errors import UserError
 from afire.files import ORDINARY_MODE, require_folder, sha256_file, write_json
-from afire.weights.bundle import is_bundle, open_bundle
-from afire.weights.hub import local_path
 
 FORMAT = 1
 FOLDER, MODEL, OPTIMIZER, STATE = "checkpoints", "model.safetensors", "optimizer.safetensors", "state.json"
@@ -175,23 +173,3 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-def weights_file(weights: str | Path) -> Path:
-    """The weights behind a path: a file, a bundle's encoder, or the newest whole checkpoint of a run folder.
-
-    ``hf://owner/name`` is downloaded, or found in the local cache.
-    """
-    path = local_path(weights)
-    if not path.exists():
-        raise UserError(f"weights {path} do not exist; give a run folder, a bundle, a .safetensors or a .pth file.")
-    if path.is_file():
-        return path
-    if is_bundle(path):
-        return open_bundle(path).encoder_file()
-    if (path / MODEL).exists():
-        return path / MODEL
-    checkpoint = newest_checkpoint(path)
-    if checkpoint is None:
-        raise UserError(f"{path} holds no checkpoint; give a run folder, a bundle, a .safetensors or a .pth file.")
-    return checkpoint.folder / MODEL

@@ -1,12 +1,22 @@
-"""What the loop runs on: accelerate's engine, the optimizer, and the small things processes must agree on."""
+"""SIGTERM and SIGINT ask a run to finish its step and save, instead of ending it anywhere.
+
+What changes with the step: learning rate, weight decay, EMA momentum, teacher temperature.
+
+What the loop runs on: accelerate's engine, the optimizer, and the small things processes must agree on.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import signal
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +24,93 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from afire.config import Config
-from afire.data.dataset import Films, PackedFilms
+from afire.config import Config, LossConfig, TrainingConfig
+from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
-from afire.model import AFiRe, distributed
+from afire.methods.afire import AFiRe
+from afire.nn import distributed
+
+
+class StopSignals:
+    """``with StopSignals() as stop``: ``stop.received`` is the signal's number once one came, else 0.
+
+    A second Ctrl-C is not held back: whoever presses twice means now.
+    """
+
+    _WATCHED = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+            for number in self._WATCHED:
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = number
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The values in force at one step."""
+
+    learning_rate: float
+    weight_decay: float
+    teacher_momentum: float
+    teacher_temperature: float
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """Values by step, counted from 0. ``films_per_step`` is the global batch of one update, before views."""
+
+    training: TrainingConfig
+    losses: LossConfig
+    steps_per_epoch: int
+    films_per_step: int
+
+    @property
+    def steps(self) -> int:
+        """Of the whole run."""
+        return self.steps_per_epoch * self.training.epochs
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The linear scaling rule: the setting is for a global batch of 256."""
+        return self.training.learning_rate * self.films_per_step / 256
+
+    def at(self, step: int) -> StepSettings:
+        """The values of ``step``."""
+        recipe, losses = self.training, self.losses
+        warmup = min(round(recipe.warmup_epochs * self.steps_per_epoch), self.steps)
+        if step < warmup:
+            rate = self.peak_learning_rate * (step + 1) / warmup
+        else:
+            rate = cosine(self.peak_learning_rate, recipe.learning_rate_end, step - warmup, self.steps - warmup)
+        warming = losses.teacher_temperature_epochs * self.steps_per_epoch
+        share = min(step / warming, 1.0) if warming else 1.0
+        start, end = losses.teacher_temperature_start, losses.teacher_temperature
+        return StepSettings(
+            learning_rate=rate,
+            weight_decay=cosine(recipe.weight_decay, recipe.weight_decay_end, step, self.steps),
+            teacher_momentum=cosine(recipe.teacher_momentum, 1.0, step, self.steps),
+            teacher_temperature=start + (end - start) * share,
+        )
+
+
+def cosine(start: float, end: float, step: int, steps: int) -> float:
+    """Half a cosine from ``start`` at step 0 to ``end`` at the last of ``steps`` steps."""
+    share = min(step / max(steps - 1, 1), 1.0)
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * share))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""Numbers of any run: ``metrics.jsonl`` and TensorBoard for programs, W&B on request, speed, and the live line."""
+"""Numbers of any run: ``metrics.jsonl`` and TensorBoard for programs, W&B on request, speed, and the live line.
+
+Numbers of a pre-training run: one live line for people, and what the journal keeps for programs.
+
+Numbers of a run that learns from labels: the live line, and what the journal keeps for programs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,10 @@ import torch
 from typing_extensions import Self
 
 from afire import progress
+from afire.config import Config
 from afire.errors import UserError
+from afire.methods.health import Health
+from afire.training.engine import Schedules, StepSettings
 from afire.training.run_folder import METRICS
 
 _SECONDS_BETWEEN_LINES = 15.0
@@ -147,3 +155,116 @@ class Journal:
         return wandb.init(
             project="afire", dir=str(self.out), name=self.out.name, config=dict(self._wandb_settings or {})
         )
+
+
+_COLOURS = {"green": "\033[32m", "amber": "\033[33m", "red": "\033[31m"}
+
+
+class Metrics(Journal):
+    """The journal of a pre-training run; its films per second count every view."""
+
+    def __init__(self, out: Path, config: Config, schedules: Schedules, first_step: int, main: bool) -> None:
+        super().__init__(
+            out,
+            first_step=first_step,
+            steps=schedules.steps,
+            films_per_step=schedules.films_per_step * config.lesions.views,
+            main=main,
+            tensorboard=True,
+            wandb=config.model_dump() if config.run.wandb else None,
+        )
+        self.config, self.schedules = config, schedules
+
+    def step(
+        self, step: int, losses: Mapping[str, float], settings: StepSettings, norm: float, waited: float, bad: int
+    ) -> None:
+        """Note one update; ``step`` counts the updates that are done."""
+        self.steps_done = step
+        if not self.main:
+            return
+        record = {
+            "step": step,
+            **losses,
+            "gradient_norm": norm,
+            "learning_rate": settings.learning_rate,
+            "weight_decay": settings.weight_decay,
+            "teacher_momentum": settings.teacher_momentum,
+            "teacher_temperature": settings.teacher_temperature,
+            "images_per_second": self.images_per_second,
+            "data_wait": self.data_wait(waited),
+        }
+        self.write(record, step)
+        if self.line_is_due(step):
+            self.show(self._line(step, losses, settings, record["data_wait"], bad))
+
+    def epoch(self, step: int, epoch: int, health: Health | None, found: Mapping[str, float]) -> None:
+        """Note the end of an epoch: health, and what observers found."""
+        record: dict[str, Any] = {"step": step, "epoch": epoch, **found}
+        if health is not None:
+            colour, reason = health.verdict()
+            record |= {f"health/{name}": value for name, value in health.as_dict().items()}
+            record |= {"health": colour, "health_reason": reason}
+            self._say_health(epoch, colour, reason, health, found)
+        self.write(record, step)
+
+    def _line(self, step: int, losses: Mapping[str, float], settings: StepSettings, wait: float, bad: int) -> str:
+        epoch = (step - 1) // self.schedules.steps_per_epoch + 1
+        parts = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "total" and value != 0)
+        skipped = f" | {bad} bad films skipped" if bad else ""
+        return (
+            f"epoch {epoch}/{self.config.training.epochs} step {step}/{self.steps} | "
+            f"loss {losses['total']:.3f} ({parts}) | lr {settings.learning_rate:.1e} | "
+            f"{self.images_per_second:.0f} images/s | {self.time_left} left | data wait {wait:.1%} | "
+            f"{self.peak_memory() / 2**30:.1f} GB{skipped}"
+        )
+
+    def _say_health(self, epoch: int, colour: str, reason: str, health: Health, found: Mapping[str, float]) -> None:
+        numbers = (
+            f"clusters in use {1 - health.dead_clusters:.0%}, rank {health.effective_rank:.0f}, "
+            f"agreement {health.agreement:.0%}, film dependence {health.image_dependence:.0%}, "
+            f"abnormal {health.abnormal_share:.0%}"
+        )
+        probes = "".join(f", {name} {value:.3f}" for name, value in found.items())
+        mark = self.coloured(colour, _COLOURS[colour])
+        self.say(f"health after epoch {epoch}: {mark}: {reason} ({numbers}{probes})")
+
+
+class TaskJournal(Journal):
+    """The numbers of a supervised run."""
+
+    def __init__(
+        self, out: Path, *, first_step: int, steps_per_epoch: int, epochs: int, films_per_step: int, main: bool
+    ) -> None:
+        super().__init__(
+            out, first_step=first_step, steps=epochs * steps_per_epoch, films_per_step=films_per_step, main=main
+        )
+        self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
+        self.name = f"{out.parent.name}/{out.name}"
+        self.best = ""
+
+    def update(self, step: int, losses: Mapping[str, float], rate: float, norm: float, waited: float, bad: int) -> None:
+        """Note one update; ``step`` counts the updates that are done."""
+        self.steps_done = step
+        if not self.main:
+            return
+        total, wait = sum(losses.values()), self.data_wait(waited)
+        record = {"step": step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
+        self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
+        if self.line_is_due(step):
+            epoch = (step - 1) // self.steps_per_epoch + 1
+            skipped = f" | {bad} bad films skipped" if bad else ""
+            self.show(
+                f"{self.name} epoch {epoch}/{self.epochs} step {step}/{self.steps} | loss {total:.3f}{self.best} | "
+                f"lr {rate:.1e} | {self.images_per_second:.0f} images/s | {self.time_left} left at most | "
+                f"data wait {wait:.1%}{skipped}"
+            )
+
+    def epoch(self, step: int, epoch: int, metric: str, value: float, better: bool, stale: int) -> None:
+        """Note the validation result of an epoch."""
+        self.write({"step": step, "epoch": epoch, f"val/{metric}": value, "better": better, "stale": stale}, step)
+        if better:
+            self.note_best(metric, value, epoch)
+
+    def note_best(self, metric: str, value: float, epoch: int) -> None:
+        """What the live line says from now on."""
+        self.best = f" | best {metric} {value:.3f} (epoch {epoch})"

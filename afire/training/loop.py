@@ -18,14 +18,18 @@ import torch
 from torch import Tensor
 
 from afire.config import Config
-from afire.data.dataset import Films, PackedFilms
+from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.files import write_json
-from afire.lesions import synthesize_keyed, token_labels
-from afire.model import AFiRe, Losses, count_parameters
+from afire.lesions.synthesis import synthesize_keyed, token_labels
+from afire.methods.afire import AFiRe, Losses, count_parameters
+from afire.methods.health import Health, measure
 from afire.training import checkpoint as checkpoints
-from afire.training.batches import Batch, Plan, Prefetcher
+from afire.training.batches import Batch, Plan, Prefetcher, remember_films
 from afire.training.engine import (
+    Schedules,
+    StepSettings,
+    StopSignals,
     agree,
     data_hash,
     depth_generator,
@@ -35,13 +39,9 @@ from afire.training.engine import (
     make_optimizer,
     on_first_process,
 )
-from afire.training.health import Health, measure
-from afire.training.metrics import Metrics
+from afire.training.journal import Metrics
 from afire.training.run_folder import RunFolder
-from afire.training.schedules import Schedules, StepSettings
-from afire.training.seen import remember_films
-from afire.training.signals import StopSignals
-from afire.weights import load_encoder
+from afire.weights.files import load_encoder
 
 logger = logging.getLogger("afire")
 
@@ -161,7 +161,9 @@ class Run:
         self.last_save = time.monotonic()
 
     def _start_from(self, init: str | Path) -> None:
-        report = load_encoder(self.model.student.encoder, checkpoints.weights_file(init))
+        from afire.weights.open import weights_file
+
+        report = load_encoder(self.model.student.encoder, weights_file(init))
         self.model.teacher.encoder.load_state_dict(self.model.student.encoder.state_dict())
         if self.accelerator.is_main_process:
             logger.info("start from %s: %s", init, report.sentence())

@@ -13,10 +13,10 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from afire.data.dataset import Films
+from afire.data.pack import Films
 from afire.data.splits import Split, official_split, random_split
 from afire.errors import UserError
-from afire.model import AFiRe
+from afire.methods.afire import AFiRe
 from afire.training.loop import EpochView
 
 _BATCH = 64

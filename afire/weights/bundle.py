@@ -28,8 +28,8 @@ from afire._version import __version__
 from afire.config import Config, validate
 from afire.errors import UserError
 from afire.files import read_json, require_folder, sha256_file, sha256_text
-from afire.model.afire import AFiRe, Network
-from afire.weights.tensors import read_tensors
+from afire.methods.afire import AFiRe, Network
+from afire.weights.files import read_tensors
 
 FORMAT = 1
 CONFIG, MANIFEST, CARD, PREPROCESSING = "config.json", "manifest.json", "README.md", "preprocessing.json"

@@ -24,7 +24,7 @@ from pydicom.uid import (
     generate_uid,
 )
 
-from afire.data.phantom import draw_film
+from afire.data.phantom.film import draw_film
 
 SECRET = "SECRET^PATIENT"
 """Stands in the identifying tags of every DICOM film; nothing that a command says or writes may repeat it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from afire.config import LesionConfig
-from afire.lesions.draws import DRAW_BITS, Draw
+from afire.lesions.places import DRAW_BITS, Draw
 
 Film = list[list[float]]
 

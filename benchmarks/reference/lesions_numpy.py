@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.lesions.draws import DRAW_BITS, Draw
+from afire.lesions.places import DRAW_BITS, Draw
 
 Film = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.detect.conftest import model  # noqa: F401 - fixture
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
-from tests.tasks.detect.conftest import model  # noqa: F401 - fixture
 from tests.training.conftest import draw_pack
 
 ROOT = Path(__file__).parents[2]

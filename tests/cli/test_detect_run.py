@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from afire.cli import app
 from afire.errors import UserError
 from tests.data.test_secondary_capture import film as dicom_film
+from tests.detect.conftest import model  # noqa: F401 - fixture
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
-from tests.tasks.detect.conftest import model  # noqa: F401 - fixture
 
 
 @pytest.fixture

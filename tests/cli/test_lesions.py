@@ -12,7 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.cli.lesions import _in_random_order
+from afire.cli.samples import _in_random_order
 from afire.data.manifest import make_manifest
 from afire.errors import UserError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from afire import __version__
+from afire._version import __version__
 from afire.cli import app
 
 

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.cli.trained import split_overrides, task_settings
+from afire.cli.tasks import split_overrides, task_settings
 from afire.config import to_yaml
 from afire.errors import UserError
-from afire.task_config import load_task_config
+from afire.tasks.settings import load_task_config
 
 
 def test_set_reaches_the_model_and_the_task() -> None:

@@ -21,7 +21,8 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from afire.data.decode import FilmInfo, read_film
+from afire.data.decode import read_film
+from afire.data.film import FilmInfo
 from afire.errors import ImageError
 
 RNG = np.random.default_rng(9)

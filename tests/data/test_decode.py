@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afire.data.decode import FilmInfo, is_image_file, read_film, read_mask, read_mask_raw
-from afire.data.quiet import quiet_readers
-from afire.data.resize import fit_square
+from afire.data.decode import is_image_file, read_film, read_mask, read_mask_raw
+from afire.data.film import FilmInfo, fit_square, quiet_readers
 from afire.errors import ImageError
 
 RNG = np.random.default_rng(5)

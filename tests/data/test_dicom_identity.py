@@ -21,7 +21,8 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from afire.data.decode import hash_patient, read_film
+from afire.data.decode import read_film
+from afire.data.dicom import hash_patient
 from afire.errors import ImageError
 from tests.data.dicom_films import GREY8, GREY12, PERSON, in_syntax, lut, make, read, to_bytes, write
 

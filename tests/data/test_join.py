@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afire.data.join import SOURCE, join_manifests
 from afire.data.manifest import Manifest, make_manifest, read_manifest, write_manifest
-from afire.data.splits import development_split, official_split, write_split
+from afire.data.splits import SOURCE, development_split, join_manifests, official_split, write_split
 from afire.errors import UserError
 
 

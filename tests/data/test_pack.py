@@ -16,11 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from afire.data.dataset import DecodedFilms, PackedFilms, open_films, open_manifest
 from afire.data.decode import read_film
+from afire.data.film import fit_square
 from afire.data.manifest import Manifest, make_manifest, write_manifest
-from afire.data.pack import PackSettings, pack, read_summary
-from afire.data.resize import fit_square
+from afire.data.pack import DecodedFilms, PackedFilms, PackSettings, open_films, open_manifest, pack, read_summary
 from afire.errors import UserError
 
 SMALL = PackSettings(size=32)

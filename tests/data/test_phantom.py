@@ -22,11 +22,12 @@ from typer.testing import CliRunner
 import afire.data.phantom as phantom_package
 from afire.cli import app
 from afire.data.manifest import read_manifest
-from afire.data.phantom import DISEASES, MASK_BITS, PhantomFilm, draw_film, split_of, write_phantom
 from afire.data.phantom.anatomy import Pose, Thorax, draw_patient
-from afire.data.phantom.frame import Curve, Frame
-from afire.data.phantom.roster import draw_findings, patient_of
-from afire.data.phantom.tubes import tubes
+from afire.data.phantom.diseases import DISEASES
+from afire.data.phantom.film import PhantomFilm, draw_film, draw_findings, patient_of, split_of
+from afire.data.phantom.physics import Curve, Frame
+from afire.data.phantom.skeleton import tubes
+from afire.data.phantom.write import MASK_BITS, write_phantom
 from afire.errors import UserError
 
 SIZE = 64

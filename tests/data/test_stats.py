@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afire.data.datasets.mimic import LABELS
 from afire.data.manifest import Manifest, make_manifest
+from afire.data.sources.lists import MIMIC_LABELS
 from afire.data.stats import Combination, describe, label_combinations, merge_combinations
 
 # The paper's table: which labels are 1, and how many films.
@@ -113,9 +113,11 @@ def test_combinations_against_a_loop(tmp_path: Path) -> None:
 def paper(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     """A manifest with as many films of each combination as the paper counts."""
     films = np.repeat(np.arange(len(PAPER)), [count for _, count in PAPER])
-    rows = np.array([[float(label in present) for label in LABELS] for present, _ in PAPER])[films]
-    rows[rows[:, LABELS.index("Fracture")] == 0, LABELS.index("Fracture")] = np.nan  # uncertain counts as absent
-    table = pd.DataFrame(rows, columns=[f"label:{label}" for label in LABELS])
+    rows = np.array([[float(label in present) for label in MIMIC_LABELS] for present, _ in PAPER])[films]
+    rows[rows[:, MIMIC_LABELS.index("Fracture")] == 0, MIMIC_LABELS.index("Fracture")] = (
+        np.nan
+    )  # uncertain counts as absent
+    table = pd.DataFrame(rows, columns=[f"label:{label}" for label in MIMIC_LABELS])
     table["image"] = [f"{i}.jpg" for i in range(len(table))]
     return make_manifest(table.sample(frac=1, random_state=0), tmp_path_factory.mktemp("mimic"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from afire.lesions.draws import DRAW_BITS, Draw, below, drawn, keyed, nth_of_stream, unit
+from afire.lesions.places import DRAW_BITS, Draw, below, drawn, keyed, nth_of_stream, unit
 
 # First numbers of splitmix64 from the state 1234567, as published with the algorithm.
 PUBLISHED = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from afire.lesions import token_labels
+from afire.lesions.synthesis import token_labels
 
 
 def slow_labels(mask: torch.Tensor, patch: int) -> list[bool]:

@@ -10,8 +10,7 @@ import torch
 from lesion_films import draw_films, drawn_lungs
 from PIL import Image
 
-from afire.lesions import lung_field
-from afire.lesions.lungs import lung_depth
+from afire.lesions.places import lung_depth, lung_field
 
 
 def dice(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:

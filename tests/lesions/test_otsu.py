@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from reference import lesions as slow
 
-from afire.lesions.draws import DRAW_BITS, below
-from afire.lesions.otsu import PixelPicker, otsu_threshold, otsu_with_bright_level
+from afire.lesions.places import DRAW_BITS, PixelPicker, below, otsu_threshold, otsu_with_bright_level
 
 
 def test_threshold_and_bright_level_equal_the_definition(films: torch.Tensor) -> None:

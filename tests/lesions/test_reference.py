@@ -9,8 +9,9 @@ import torch
 from lesion_films import draw_films
 from reference import lesions as slow
 
-from afire.lesions import LesionConfig, lung_field, synthesize_keyed
-from afire.lesions.draws import keyed
+from afire.config import LesionConfig
+from afire.lesions.places import keyed, lung_field
+from afire.lesions.synthesis import synthesize_keyed
 
 SETTINGS: list[dict[str, Any]] = [
     {},

@@ -8,19 +8,18 @@ import math
 
 import pytest
 
-from afire.report.ablation_figure import ablation_figure
-from afire.report.ablation_table import (
+from afire.report.ablation import (
     ablation_csv,
+    ablation_figure,
     ablation_json,
     ablation_latex,
     ablation_markdown,
     ordering_sentence,
     sections,
 )
-from afire.report.style import style
-from afire.report.words import DISCLAIMER
-from afire.studies.ablate_rows import Row, RowFile, known_rows
-from afire.studies.ablate_table import MEASURES, AblationTable, Against, Ordering, TableRow
+from afire.report.style import DISCLAIMER, style
+from afire.studies.ablation_grid import Row, RowFile, known_rows
+from afire.studies.ablation_table import MEASURES, AblationTable, Against, Ordering, TableRow
 from afire.tasks.metrics import Difference
 from afire.tasks.results import Estimate, estimate
 

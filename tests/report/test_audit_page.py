@@ -13,11 +13,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from afire.data.audit import audit_manifest
-from afire.data.audit.features import Feature
+from afire.data.audit.measure import Feature
+from afire.data.audit.run import audit_manifest
 from afire.data.manifest import make_manifest
-from afire.report.audit_charts import bar_chart, format_number, histogram
-from afire.report.audit_page import render_audit, write_audit_page
+from afire.report.audit import bar_chart, format_number, histogram, render_audit, write_audit_page
 from tests.data.audit.drawing import draw_chest, draw_set, save
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>.png'

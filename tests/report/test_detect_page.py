@@ -16,14 +16,14 @@ import pytest
 from PIL import Image
 
 from afire.data.film import FilmInfo
+from afire.detect.detector import Detector
+from afire.detect.findings import FilmResult, rule_of
+from afire.detect.run import Drawing, ReadFilm
 from afire.report import detect_page
 from afire.report.detect_page import render_detect_page, visible, write_detect_page
 from afire.report.detect_pictures import Painter
-from afire.tasks.detect.detector import Detector
-from afire.tasks.detect.findings import FilmResult, rule_of
-from afire.tasks.detect.run import Drawing, ReadFilm
+from tests.detect.conftest import detector, model  # noqa: F401 - fixtures
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
-from tests.tasks.detect.conftest import detector, model  # noqa: F401 - fixtures
 
 HOSTILE = [
     '"><script>alert(1)</script>.png',

@@ -9,8 +9,10 @@ import pydicom
 import pytest
 from PIL import Image
 
-from afire.data.film import FilmInfo
-from afire.data.resize import FIT_MODES, fit_square
+from afire.data.film import FIT_MODES, FilmInfo, fit_square
+from afire.detect.detector import HeatScale
+from afire.detect.findings import FilmResult
+from afire.detect.run import Drawing, ReadFilm
 from afire.report.detect_pictures import (
     Painter,
     captioned,
@@ -21,9 +23,6 @@ from afire.report.detect_pictures import (
     to_film,
     transparent,
 )
-from afire.tasks.detect.detector import HeatScale
-from afire.tasks.detect.findings import FilmResult
-from afire.tasks.detect.run import Drawing, ReadFilm
 from tests.data.test_secondary_capture import film as dicom_film
 
 SCALE = HeatScale(2.0, 6.0)

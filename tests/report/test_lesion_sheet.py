@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from afire.errors import UserError
-from afire.report.lesion_sheet import lesion_sheet, save_sheet
+from afire.report.sheets import lesion_sheet, save_sheet
 
 
 def sheet(size: int = 224, count: int = 2) -> Image.Image:

@@ -8,7 +8,7 @@ import pytest
 
 from afire.files import read_json
 from afire.report.reproduce_page import block_latex, block_markdown, percent_sd, write_reproduction
-from afire.report.words import DISCLAIMER
+from afire.report.style import DISCLAIMER
 from afire.studies.reproduce.collect import Block, Row, TargetReport
 from afire.studies.reproduce.protocol import Difference
 from afire.tasks.results import estimate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from afire.report.sheet import contact_sheet
+from afire.report.sheets import contact_sheet
 
 
 def test_every_film_has_its_cell() -> None:

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from afire.report.compare_tables import comparison_latex, comparison_markdown, latex_text
-from afire.report.task_console import comparison_tables, show_results
-from afire.report.task_tables import markdown_table, result_page, write_page
-from afire.report.words import interval_text, mean_sd, metric_word, number, p_text, short_word
+from afire.report.style import interval_text, mean_sd, metric_word, number, p_text, short_word
+from afire.report.task_tables import (
+    comparison_latex,
+    comparison_markdown,
+    comparison_tables,
+    latex_text,
+    markdown_table,
+    result_page,
+    show_results,
+    write_page,
+)
 from afire.tasks.compare import Comparison, Entry, Pair
 from afire.tasks.metrics import Difference, TTest
 from afire.tasks.results import Estimate, Result

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from afire.files import write_json
-from afire.studies.ablate_grid import CELL, DETECTION, FORMAT, PROBE, Cell
+from afire.studies.ablation_grid import CELL, DETECTION, FORMAT, PROBE, Cell
 from afire.tasks.results import Result, RunResult, estimate, write_result
 
 PATIENTS = 40

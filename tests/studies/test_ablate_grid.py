@@ -10,9 +10,8 @@ import pytest
 from afire.config import Config
 from afire.errors import UserError
 from afire.files import write_json
-from afire.studies.ablate_clock import CLOCK, CellClock
-from afire.studies.ablate_grid import CELL, begin_study, open_study, plan_cells
-from afire.studies.ablate_rows import choose_rows
+from afire.studies.ablation_grid import CELL, begin_study, choose_rows, open_study, plan_cells
+from afire.studies.ablation_trial import CLOCK, CellClock
 from tests.studies.conftest import draw_pack
 
 Settings = Callable[..., Config]

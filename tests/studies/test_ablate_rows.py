@@ -10,7 +10,7 @@ import pytest
 
 from afire.config import load_config
 from afire.errors import UserError
-from afire.studies.ablate_rows import FOLDER, FULL, TABLES, choose_rows, known_rows
+from afire.studies.ablation_grid import FOLDER, FULL, TABLES, choose_rows, known_rows
 
 ROWS = known_rows()
 # The paper's numbers of each table, in its order: AUC / ACC / F1.

@@ -16,10 +16,9 @@ import pytest
 
 from afire.config import Config
 from afire.files import write_json
-from afire.studies import ablate_run
-from afire.studies.ablate_grid import CELL, LOG, Cell, open_study, plan_cells
-from afire.studies.ablate_rows import choose_rows
-from afire.studies.ablate_run import Outcome, Workers, plan_workers, run_cells
+from afire.studies import ablation_run as ablate_run
+from afire.studies.ablation_grid import CELL, LOG, Cell, choose_rows, open_study, plan_cells
+from afire.studies.ablation_run import Outcome, Workers, plan_workers, run_cells
 
 # Stands in for a cell: waits to be asked to stop, then saves and ends as a cell does.
 WAITS = """

@@ -10,9 +10,8 @@ import pytest
 from scipy.stats import ttest_ind
 
 from afire.config import Config
-from afire.studies.ablate_grid import Cell, Study, open_study, plan_cells
-from afire.studies.ablate_rows import choose_rows
-from afire.studies.ablate_table import AblationTable, TableRow, make_table
+from afire.studies.ablation_grid import Cell, Study, choose_rows, open_study, plan_cells
+from afire.studies.ablation_table import AblationTable, TableRow, make_table
 from tests.studies.cells import area, finish, scores, truth
 from tests.studies.conftest import draw_pack
 

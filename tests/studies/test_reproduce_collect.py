@@ -14,10 +14,9 @@ from afire.files import write_json, write_text
 from afire.studies.reproduce.collect import TargetReport, collect
 from afire.studies.reproduce.plan import Request, plan, possible_targets
 from afire.studies.reproduce.run import Outcome
-from afire.studies.reproduce.scale import PAPER
-from afire.studies.reproduce.sets import DATASETS, TARGETS, Target
-from afire.task_config import load_task_config
+from afire.studies.reproduce.sets import DATASETS, PAPER, TARGETS, Target
 from afire.tasks.results import Result, RunResult, estimate, to_json, write_result
+from afire.tasks.settings import load_task_config
 
 
 def result(task: str, metrics: dict[str, list[float]], config: dict[str, Any], folds: bool = False) -> Result:

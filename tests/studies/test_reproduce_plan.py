@@ -13,12 +13,20 @@ from typer.main import get_command
 from afire.cli import app
 from afire.errors import UserError
 from afire.files import write_json
-from afire.studies.ablate_rows import known_rows
-from afire.studies.reproduce.plan import Request, check_films, config_of, plan, possible_targets, with_finished
-from afire.studies.reproduce.published import OURS, column, published
-from afire.studies.reproduce.scale import PAPER, PHANTOM, QUICK, scale_for
-from afire.studies.reproduce.sets import DATASETS, TARGETS
-from afire.studies.reproduce.steps import Step, StepFile, step_hashes
+from afire.studies.ablation_grid import known_rows
+from afire.studies.reproduce.plan import (
+    OURS,
+    Request,
+    check_films,
+    column,
+    config_of,
+    plan,
+    possible_targets,
+    published,
+    with_finished,
+)
+from afire.studies.reproduce.run import Step, StepFile, step_hashes
+from afire.studies.reproduce.sets import DATASETS, PAPER, PHANTOM, QUICK, TARGETS, scale_for
 
 COMMAND: click.Command = get_command(app)  # made once: it is all of the command line
 

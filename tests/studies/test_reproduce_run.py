@@ -16,8 +16,7 @@ import pytest
 
 from afire.errors import UserError
 from afire.studies.reproduce import run as running
-from afire.studies.reproduce.run import Outcome, run_steps
-from afire.studies.reproduce.steps import Step, read_step, step_hashes, step_path
+from afire.studies.reproduce.run import Outcome, Step, read_step, run_steps, step_hashes, step_path
 
 # Stands in for afire: appends its words to a file, and does what the first of them says.
 PROGRAM = """
@@ -42,7 +41,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     popen = subprocess.Popen
 
     def replaced(command: list[str], **options: Any) -> Any:
-        assert command[:3] == [sys.executable, "-m", "afire.studies.reproduce.child"]
+        assert command[:3] == [sys.executable, "-m", "afire.studies.reproduce.run"]
         return popen([sys.executable, "-c", PROGRAM, *command[3:]], **options)
 
     monkeypatch.setattr(running.subprocess, "Popen", replaced)

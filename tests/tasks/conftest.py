@@ -10,9 +10,8 @@ import pytest
 from PIL import Image
 
 from afire.config import Config, load_config
-from afire.data.dataset import PackedFilms
 from afire.data.manifest import make_manifest
-from afire.data.pack import PackSettings, pack
+from afire.data.pack import PackedFilms, PackSettings, pack
 
 SMALLEST = ["image.size=32", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "encoder.patch_size=8"]
 

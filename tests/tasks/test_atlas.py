@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.model.afire import AFiRe
-from afire.model.prototypes import sinkhorn
-from afire.model.vit import patchify
-from afire.tasks.atlas import Atlas, build_atlas, standardised
+from afire.methods.afire import AFiRe
+from afire.methods.equations import sinkhorn
+from afire.nn.vit import patchify
+from afire.tasks.places import Atlas, build_atlas, standardised
 from tests.figure_parts import smallest
 
 CPU, ROWS, NEAREST = torch.device("cpu"), np.arange(3, 33), 5

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from afire.task_config import AugmentConfig
-from afire.tasks.augment import draw_warps, warp_films, warp_masks
+from afire.tasks.settings import AugmentConfig
+from afire.tasks.supervised import draw_warps, warp_films, warp_masks
 
 NOTHING = {"crop_min": 1.0, "stretch": 1.0, "rotation": 0.0, "flip": 0.0}
 ROWS = np.array([3, 17, 4, 99])

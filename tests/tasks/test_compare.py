@@ -9,13 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.compare import compare
 from afire.tasks.evaluate import Scores, classification_result, evaluate
-from afire.tasks.labels import task_labels
-from afire.tasks.results import Estimate, Result, read_result, write_result
-from afire.tasks.runs import plan_runs
+from afire.tasks.finetune import task_labels
+from afire.tasks.results import Estimate, Result, plan_runs, read_result, write_result
 
 
 def write_scored(

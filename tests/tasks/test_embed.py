@@ -9,11 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from afire.config import Config
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.tasks.backbone import Backbone, load_backbone
-from afire.tasks.embed import METADATA_KEY, write_features
-from afire.tasks.features import feature_batches, film_features
+from afire.tasks.features import METADATA_KEY, feature_batches, film_features, write_features
+from afire.weights.open import Backbone, load_backbone
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, bootstrap_means, evaluate
-from afire.tasks.labels import task_labels
-from afire.tasks.runs import plan_runs
+from afire.tasks.finetune import task_labels
+from afire.tasks.results import plan_runs
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from afire.config import Config, load_config
-from afire.data.dataset import DecodedFilms, PackedFilms
+from afire.data.pack import DecodedFilms, PackedFilms
 from afire.errors import UserError
 from afire.tasks import features as f
-from afire.tasks.backbone import Backbone, load_backbone
+from afire.weights.open import Backbone, load_backbone
 from tests.tasks.conftest import SMALLEST
 
 

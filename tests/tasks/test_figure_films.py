@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from afire.config import Config
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.tasks.figure_films import describe_films, draw_rows, part_rows
-from afire.tasks.figure_weights import describe_backbone, load_backbones
+from afire.tasks.figure_data import describe_backbone, describe_films, draw_rows, load_backbones, part_rows
 from tests.figure_parts import make_run
 
 

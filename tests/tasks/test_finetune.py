@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.task_config import FinetuneConfig, load_task_config
 from afire.tasks import metrics as m
-from afire.tasks.backbone import load_backbone
 from afire.tasks.finetune import Classifier, LabelObjective, positive_weights, run_finetune
 from afire.tasks.results import read_result
+from afire.tasks.settings import FinetuneConfig, load_task_config
 from afire.training.run_folder import RunFolder
+from afire.weights.open import load_backbone
 from tests.tasks.drawn import MODEL, QUICK, draw_spots, experiment, smallest_model
 
 

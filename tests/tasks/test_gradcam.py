@@ -10,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from afire.data.dataset import PackedFilms
 from afire.data.manifest import make_manifest
-from afire.data.pack import PackSettings, pack
+from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.errors import UserError
+from afire.tasks.finetune import load_classifier
 from afire.tasks.gradcam import TokenMap, box_mask, find_cases, gradcam, meet
-from afire.tasks.trained_classifier import load_classifier
 from tests.figure_parts import draw_boxed_pack, make_finetuning
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.tasks.backbone import Backbone, load_backbone
-from afire.tasks.landmarks import Following, ShiftedFilms, following, landmark_places, landmark_tokens
+from afire.tasks.figure_data import Following, ShiftedFilms, following, landmark_places, landmark_tokens
+from afire.weights.open import Backbone, load_backbone
 from tests.figure_parts import smallest
 
 BIG = ["image.size=64", "encoder.depth=1"]

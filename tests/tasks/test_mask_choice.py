@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from afire.tasks import metrics as m
-from afire.tasks.mask_choice import choose, piece_sizes, without_small_pieces
+from afire.tasks.masks import choose, piece_sizes, without_small_pieces
 
 
 def smooth_films(count: int = 6, size: int = 20) -> np.ndarray:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from afire.model.pixels import Normalise
-from afire.model.vit import VisionTransformer
-from afire.task_config import SupervisedConfig
+from afire.nn.layers import Normalise
+from afire.nn.vit import VisionTransformer
 from afire.tasks.finetune import Classifier
-from afire.tasks.optimize import layer_of, learning_rate, make_layered_optimizer
+from afire.tasks.settings import SupervisedConfig
+from afire.tasks.supervised import layer_of, learning_rate, make_layered_optimizer
 from tests.tasks.drawn import smallest_model
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from afire.config import Config
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.data.splits import official_split
 from afire.errors import UserError
-from afire.tasks.probe_task import ProbeTask, run_probe
+from afire.tasks.probe import ProbeTask, run_probe
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_mistakes_end_before_any_feature_is_computed(task: ProbeTask, monkeypatc
     def never(*_: object) -> None:
         raise AssertionError("computed features")
 
-    monkeypatch.setattr("afire.tasks.probe_task.film_features", never)
+    monkeypatch.setattr("afire.tasks.probe.film_features", never)
     with pytest.raises(UserError, match="no label 'Blub'; did you mean Blob"):
         list(run_probe(dataclasses.replace(task, labels=["Blub"])))
     with pytest.raises(UserError, match="films with and without the finding are needed in every part"):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from afire.data.dataset import PackedFilms
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.model.afire import AFiRe
-from afire.tasks.restorations import check_restores, restoration_errors, restore_films
+from afire.methods.afire import AFiRe
+from afire.tasks.figure_data import check_restores, restoration_errors, restore_films
 from tests.figure_parts import PATCH, smallest
 
 CPU = torch.device("cpu")

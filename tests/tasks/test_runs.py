@@ -11,8 +11,8 @@ import pytest
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.splits import official_split
 from afire.errors import UserError
-from afire.tasks.runs import joint_hash, plan_runs, split_hash
-from afire.tasks.runs import test_hash as hash_of_test
+from afire.tasks.results import joint_hash, plan_runs, split_hash
+from afire.tasks.results import test_hash as hash_of_test
 
 
 def manifest(listed: bool = True, count: int = 200, digests: list[str] | None = None) -> Manifest:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from afire.errors import UserError
-from afire.model.pixels import Normalise
-from afire.model.vit import VisionTransformer, initialise
-from afire.task_config import SegDecoderConfig
-from afire.tasks.seg_decoder import Segmenter, depths
+from afire.nn.layers import Normalise
+from afire.nn.vit import VisionTransformer, initialise
+from afire.tasks.segment import Segmenter, depths
+from afire.tasks.settings import SegDecoderConfig
 from tests.tasks.drawn import smallest_model
 
 

@@ -13,18 +13,17 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.data.dataset import PackedFilms
-from afire.data.datasets.siim import build_siim
-from afire.data.pack import PackSettings
+from afire.data.pack import PackedFilms, PackSettings
 from afire.data.pack import pack as pack_films
 from afire.data.rle import decode_rle, encode_siim
+from afire.data.sources.folders import build_siim
 from afire.errors import UserError
-from afire.report.segment_figures import choose_films
-from afire.task_config import MaskConfig, SegmentConfig, load_task_config
+from afire.report.task_figures import choose_films
 from afire.tasks import metrics as m
 from afire.tasks.masks import Masks, load_masks, mask_cells, pack
 from afire.tasks.results import read_predictions, read_result
 from afire.tasks.segment import MaskObjective, run_segment
+from afire.tasks.settings import MaskConfig, SegmentConfig, load_task_config
 from tests.tasks.drawn import MODEL, QUICK, draw_spots, experiment
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from afire.errors import UserError
-from afire.tasks.trained_classifier import load_classifier
+from afire.tasks.finetune import load_classifier
 from tests.figure_parts import LABELS, draw_boxed_pack, make_finetuning
 
 

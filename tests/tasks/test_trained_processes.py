@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from afire.task_config import load_task_config
 from afire.tasks.finetune import run_finetune
 from afire.tasks.segment import run_segment
+from afire.tasks.settings import load_task_config
 from tests.tasks.drawn import MODEL, QUICK, draw_spots, experiment
 
 pytestmark = pytest.mark.slow

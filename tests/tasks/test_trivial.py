@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from afire.data.dataset import PackedFilms
 from afire.data.manifest import make_manifest
+from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.tasks.trivial import laplacian_variance, size_features, trivial_features, trivial_hash
+from afire.tasks.metrics import laplacian_variance, size_features, trivial_features, trivial_hash
 
 
 def test_sharpness_equals_the_loop(films: PackedFilms) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from afire.data.dataset import DecodedFilms, PackedFilms
-from afire.data.pack import IMAGES
+from afire.data.pack import IMAGES, DecodedFilms, PackedFilms
 from afire.errors import UserError
 from afire.training.batches import Plan, Prefetcher
 

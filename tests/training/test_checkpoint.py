@@ -12,9 +12,10 @@ from torch import nn
 
 from afire.config import Config
 from afire.errors import UserError
-from afire.model import AFiRe
+from afire.methods.afire import AFiRe
 from afire.training import checkpoint as module
-from afire.training.checkpoint import newest_checkpoint, read_checkpoint, restore, save_checkpoint, weights_file
+from afire.training.checkpoint import newest_checkpoint, read_checkpoint, restore, save_checkpoint
+from afire.weights.open import weights_file
 
 
 def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:

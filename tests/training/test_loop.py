@@ -14,14 +14,15 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.config import Config, load_config
-from afire.data.dataset import PackedFilms, open_films
+from afire.data.pack import PackedFilms, open_films
 from afire.errors import UserError
-from afire.model import AFiRe
-from afire.report.training_pictures import EpochPictures
-from afire.training import loop, pretrain
+from afire.methods.afire import AFiRe
+from afire.report.sheets import EpochPictures
+from afire.training import loop
+from afire.training.batches import normal_training_rows
 from afire.training.engine import make_optimizer
+from afire.training.loop import pretrain
 from afire.training.online import OnlineProbe
-from afire.training.selection import normal_training_rows
 from tests.training.conftest import SMALLEST
 
 MakeConfig = Callable[..., Config]
@@ -165,7 +166,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(packed: Path, smalles
 
 def test_a_failed_step_can_be_replayed(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
     """The saved state and rows give the same not-finite loss again."""
-    from afire.lesions import synthesize_keyed
+    from afire.lesions.synthesis import synthesize_keyed
 
     config = smallest("training.learning_rate=1e38", "training.clip=0", "training.warmup_epochs=0")
     films = PackedFilms(packed)

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from afire.config import LossConfig, TrainingConfig
-from afire.training.schedules import Schedules, cosine
+from afire.training.engine import Schedules, cosine
 
 
 def schedules(**training: float) -> Schedules:

@@ -11,9 +11,8 @@ import pytest
 
 import afire
 from afire.errors import UserError
-from afire.tasks.backbone import load_backbone
-from afire.training.checkpoint import weights_file
 from afire.weights.bundle import MANIFEST, is_bundle, list_files, open_bundle, unlisted_files
+from afire.weights.open import load_backbone, weights_file
 
 FILES = [
     *(

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 import afire
 from afire.cli import app
 from afire.errors import UserError
-from afire.tasks.backbone import load_backbone
-from afire.training.checkpoint import weights_file
 from afire.weights import hub
 from afire.weights.bundle import open_bundle
 from afire.weights.hub import HubName, parse_hub_name
+from afire.weights.open import load_backbone, weights_file
 
 
 @pytest.mark.parametrize(

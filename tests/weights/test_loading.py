@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from afire.errors import UserError
-from afire.model.vit import VisionTransformer, initialise
-from afire.weights import find_encoder, load_encoder, read_tensors
-from afire.weights.layouts import to_huggingface
+from afire.nn.vit import VisionTransformer, initialise
+from afire.weights.files import find_encoder, load_encoder, read_tensors, to_huggingface
 
 
 def vit(seed: int, **settings: object) -> VisionTransformer:

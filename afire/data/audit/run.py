@@ -16,13 +16,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire._version import __version__
-from afire.data.audit import checks_copies, checks_films, checks_labels
+from afire.data.audit import checks as checks_films
+from afire.data.audit import checks as checks_labels
+from afire.data.audit import copies as checks_copies
+from afire.data.audit.checks import SUSPECT, UNLIKE, judge_polarity
 from afire.data.audit.collect import default_workers, measure_manifest
-from afire.data.audit.duplicates import MIN_CORRELATION, NearPair, near_pairs
-from afire.data.audit.features import Feature, film_features
+from afire.data.audit.copies import MIN_CORRELATION, NearPair, near_pairs
 from afire.data.audit.findings import Finding, count_levels, sort_findings, verdict
-from afire.data.audit.measure import THUMB_SIDE
-from afire.data.audit.polarity import SUSPECT, UNLIKE, judge_polarity
+from afire.data.audit.measure import THUMB_SIDE, Feature, film_features
 from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut, find_shortcuts
 from afire.data.manifest import Manifest
 from afire.files import write_json, write_text

@@ -6,9 +6,7 @@ other as in a radiograph. It depends on seed and number only.
 
 from afire.data.manifest import Box
 from afire.data.phantom.diseases import DISEASES
-from afire.data.phantom.film import PhantomFilm, draw_film
-from afire.data.phantom.roster import draw_findings, split_of
-from afire.data.phantom.store import MASK_BITS
-from afire.data.phantom.write import write_phantom
+from afire.data.phantom.film import PhantomFilm, draw_film, draw_findings, split_of
+from afire.data.phantom.write import MASK_BITS, write_phantom
 
 __all__ = ["DISEASES", "MASK_BITS", "Box", "PhantomFilm", "draw_film", "draw_findings", "split_of", "write_phantom"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from afire.data.phantom.frame import Contour, Curve, dome, smoothstep, stream
+from afire.data.phantom.physics import Contour, Curve, dome, smoothstep, stream
 
 SIDES = (-1, 1)  # the patient's right lies on the image's left
 

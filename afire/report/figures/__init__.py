@@ -8,12 +8,11 @@ draw_atlas(Path("atlas"), "runs/nih", Path("packs/nih"))
 draw_auc(Path("auc"), {"AFiRe": Path("results/nih"), "random": Path("results/random")})
 """
 
-from afire.report.figures.draw_auc import draw_auc
-from afire.report.figures.draw_cam import draw_gradcam
-from afire.report.figures.draw_maps import draw_landmarks, draw_tsne
-from afire.report.figures.draw_model import draw_atlas, draw_restorations
-from afire.report.figures.files import FigureFiles
-from afire.report.figures.source import Source
+from afire.report.figures.cam import draw_gradcam
+from afire.report.figures.files import FigureFiles, Source
+from afire.report.figures.maps import draw_landmarks, draw_tsne
+from afire.report.figures.model import draw_atlas, draw_restorations
+from afire.report.figures.pages import draw_auc
 
 __all__ = [
     "FigureFiles",

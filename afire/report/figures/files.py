@@ -1,4 +1,9 @@
-"""Where a figure goes: ``NAME.png`` for the eye, ``NAME.pdf`` for the paper, ``NAME.json`` with every number in it."""
+"""Where a figure goes: ``NAME.png`` for the eye, ``NAME.pdf`` for the paper, ``NAME.json`` with every number in it.
+
+What all figures share: which films they are drawn from, and how these are named below the picture.
+
+The numbers of a figure on the terminal, taken from its record.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from rich.table import Table
 
+from afire.config import ImageConfig
+from afire.data.pack import Films, open_films
+from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import write_json
-from afire.report.style import PRINT_DPI, save_figure
-from afire.report.words import DISCLAIMER
+from afire.report.style import DISCLAIMER, PRINT_DPI, number, save_figure
+from afire.tasks.figure_data import Part, Rows, describe_films, draw_rows, part_rows
 from afire.tasks.results import to_json
 from afire.training.run_folder import environment
 
@@ -65,3 +75,144 @@ def save(stem: Path, figure: Figure, record: Mapping[str, Any]) -> FigureFiles:
 def _paths(stem: Path) -> tuple[Path, Path, Path]:
     png, pdf, json = (stem.with_name(stem.name + ending) for ending in _ENDINGS)
     return png, pdf, json
+
+
+@dataclass(frozen=True)
+class Source:
+    """Films of a figure: a pack, manifest or folder, the part of it, the most films, and the seed of the draw."""
+
+    data: Path
+    root: Path | None = None
+    split: Split | None = None
+    part: Part = "test"
+    most: int = 1000
+    seed: int = 0
+
+    def open(self, image: ImageConfig) -> Films:
+        """The films as weights made for ``image`` want them."""
+        return open_films(self.data, self.root, image.size, image.fit, image.voi)
+
+    def rows(self, films: Films) -> tuple[Rows, str | None]:
+        """All rows of the part, and the hash of the split."""
+        return part_rows(films, self.part, self.split)
+
+    def draw(self, rows: Rows) -> Rows:
+        """At most :attr:`most` of ``rows``, drawn at random from the seed."""
+        return draw_rows(rows, self.most, np.random.default_rng(self.seed))
+
+    def record(
+        self, films: Films, rows: Rows, of: int, split_hash: str | None, part: str | None = None
+    ) -> dict[str, Any]:
+        """What the figure's JSON says about its films."""
+        found = describe_films(films, self.data.resolve().name, part or self.part, split_hash, rows, of)
+        return {**found, "seed": self.seed}
+
+
+_PART_WORDS = {"all": "", "train": "training ", "val": "validation "}
+
+
+def as_source(source: Source | Path) -> Source:
+    """A path alone is a source with everything else by default."""
+    return source if isinstance(source, Source) else Source(source)
+
+
+def films_text(record: dict[str, Any], what: str = "") -> str:
+    """``300 of 624 test films of childcxr (drawn from seed 0)``."""
+    part = _PART_WORDS.get(record["part"], f"{record['part']} ")
+    kind = f"{what} " if what else ""
+    of = record["drawn_from"]
+    drawn = f"{record['films']:,}" if record["films"] == of else f"{record['films']:,} of {of:,}"
+    seed = "" if record["films"] == of else f", drawn from seed {record['seed']}"
+    return f"{drawn} {kind}{part}films of {record['name']}{seed}"
+
+
+_SHORT = {"hit": "pointing game", "iou_half": "IoU, half", "iou_share": "IoU, highest"}
+
+
+def number_table(files: FigureFiles) -> Table:
+    """One table for each kind of figure: a row for each weights, input or result."""
+    kind = str(files.record["figure"])
+    header, rows = _ROWS[kind](files.numbers)
+    table = Table(title=None)
+    table.add_column(header[0])
+    for name in header[1:]:
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _maps(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    first = next(iter(numbers.values()))
+    moved = "moved_films" in first
+    header = ["weights", "silhouette", *(f"{k}-NN purity" for k in first["purity"]), "chance"]
+    header += ["anatomy", "place"] if moved else []
+    rows = []
+    for label, one in numbers.items():
+        purity = [f"{one['purity'][k]['mean']:.3f}" for k in one["purity"]]
+        row = [label, f"{one['silhouette']:.3f}", *purity, f"{one['purity_by_chance']:.3f}"]
+        rows.append(row + ([_percent(one["moved_films"][k]) for k in ("anatomy", "place")] if moved else []))
+    return header, rows
+
+
+def _cam(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for label, one in numbers.items():
+        for name, words in _SHORT.items():
+            found = one[name]
+            interval = f"{_text(found['low'])} to {_text(found['high'])}"
+            cells = [_text(found["mean"]), interval, _text(found["chance"]), _text(found["maps_of_other_films"])]
+            rows.append([label, words, *cells])
+    return ["classifier", "", "mean", "95 %", "chance", "other films"], rows
+
+
+def _restorations(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    words = {"z_mask": "with z_mask", "all_seen": "all tokens seen", "untouched": "not restored"}
+    rows = [
+        [
+            f"{name} input, {words[way]}",
+            *(_text(_thousand(one[where]["mean"]), 2) for where in ("hidden_tokens", "elsewhere")),
+        ]
+        for name, ways in numbers.items()
+        for way, one in ways.items()
+    ]
+    return ["mean squared error x 1000", "hidden tokens", "elsewhere"], rows
+
+
+def _atlas(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        ["mean entropy of a prototype (1 = uniform)", f"{numbers['mean_entropy']:.3f}"],
+        ["clusters that are likeliest somewhere", f"{numbers['likeliest_clusters']} of {numbers['clusters']}"],
+        ["closest patch at home", f"{_percent(numbers['at_home'])} (chance {_percent(numbers['at_home_by_chance'])})"],
+        ["closest patch at home or beside", _percent(numbers["at_home_or_beside"])],
+        ["Hellinger distance of the nearest patches", f"{numbers['nearest_distance']:.3f}"],
+    ]
+    return ["prototypes", "value"], rows
+
+
+def _auc(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    labels = list(next(iter(numbers.values())))
+    rows = [[label.replace("_", " "), *(_text(one[label]["mean"]) for one in numbers.values())] for label in labels]
+    return ["finding", *numbers], rows
+
+
+_ROWS = {
+    "tsne": _maps,
+    "landmarks": _maps,
+    "gradcam": _cam,
+    "restorations": _restorations,
+    "atlas": _atlas,
+    "auc": _auc,
+}
+
+
+def _text(value: float | None, digits: int = 3) -> str:
+    return number(float("nan") if value is None else value, digits)
+
+
+def _thousand(value: float | None) -> float | None:
+    return None if value is None else 1000 * value
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

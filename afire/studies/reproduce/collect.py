@@ -10,11 +10,10 @@ from typing import Any
 
 from afire.errors import UserError
 from afire.files import read_json
-from afire.studies.ablate_rows import TABLES as ABLATION_TABLES
+from afire.studies.ablation_grid import TABLES as ABLATION_TABLES
 from afire.studies.reproduce import protocol as differences
-from afire.studies.reproduce.plan import FIGURES, TABLES, Request, plan, run_of
+from afire.studies.reproduce.plan import FIGURES, OURS, TABLES, Column, Request, column, plan, protocol, run_of
 from afire.studies.reproduce.protocol import Difference
-from afire.studies.reproduce.published import OURS, Column, column, protocol
 from afire.studies.reproduce.run import Outcome
 from afire.studies.reproduce.sets import TITLES, Target
 from afire.tasks.results import Estimate, Result, read_result

@@ -1,18 +1,62 @@
-"""From a target to its steps. Steps that targets share have one name and are run once."""
+"""What the paper prints, from ``presets/published.yaml``.
+
+From a target to its steps. Steps that targets share have one name and are run once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from afire.config import Config, load_config
-from afire.data.dataset import is_pack
+from afire.data.pack import is_pack
 from afire.errors import UserError
 from afire.files import read_json
-from afire.studies.reproduce.scale import Scale
-from afire.studies.reproduce.sets import TARGETS, Dataset, Target
-from afire.studies.reproduce.steps import Step, is_done, read_step, step_hashes
+from afire.studies.reproduce.run import Step, is_done, read_step, step_hashes
+from afire.studies.reproduce.sets import TARGETS, Dataset, Scale, Target
+
+PUBLISHED = Path(__file__).parents[2] / "presets" / "published.yaml"
+OURS = "AFiRe"  # the paper's own row
+
+
+@dataclass(frozen=True)
+class Column:
+    """One set's part of a table: rows of methods, numbers as shares of 1 by their column's name."""
+
+    source: str
+    title: str
+    rows: Mapping[str, Mapping[str, float]]
+
+
+@cache
+def published() -> Mapping[str, Any]:
+    """The whole file."""
+    found: Mapping[str, Any] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    return found
+
+
+def column(table: str, name: str | None) -> Column | None:
+    """The part of ``table`` about the set ``name``; None where the paper has none."""
+    if name is None:
+        return None
+    raw = published()[table]
+    part = raw[name]
+    rows = {
+        method: {str(key): value / 100 for key, value in numbers.items()} for method, numbers in part["rows"].items()
+    }
+    return Column(str(raw["source"]), str(part["title"]), rows)
+
+
+def protocol() -> Mapping[str, Any]:
+    """How the paper's numbers were made."""
+    found: Mapping[str, Any] = published()["protocol"]
+    return found
+
 
 FIGURES, TABLES, PACKS = "figures", "tables", "packs"
 
@@ -284,7 +328,7 @@ def _quick(recipe: tuple[str, ...]) -> tuple[str, ...]:
     """The recipe ``quick`` with the labels of the set's own."""
     if recipe[0] != "--recipe":
         return ("--recipe", "quick", *recipe)
-    from afire.task_config import load_task_config
+    from afire.tasks.settings import load_task_config
 
     return ("--recipe", "quick", "--labels", ",".join(load_task_config("finetune", recipe[1]).labels))
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from afire.config import Config, load_config, validate
 from afire.files import read_json
-from afire.studies.reproduce.published import protocol
-from afire.task_config import load_task_config
+from afire.studies.reproduce.plan import protocol
 from afire.tasks.results import Result
+from afire.tasks.settings import load_task_config
 from afire.training.run_folder import CONFIG, DATA, SUMMARY
 
 _SECTIONS = ("image", "lesions", "encoder", "head", "decoder", "prototypes", "losses", "training")

@@ -10,8 +10,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from PIL import Image
 
+from afire.data.audit.checks import chest_template
 from afire.data.audit.measure import THUMB_SIDE
-from afire.data.audit.polarity import chest_template
 from afire.data.manifest import Manifest, make_manifest
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from afire.data.audit import checks_copies, checks_films, checks_labels
+from afire.data.audit import checks as checks_films
+from afire.data.audit import checks as checks_labels
+from afire.data.audit import copies as checks_copies
+from afire.data.audit.checks import Polarity
 from afire.data.audit.collect import as_table
-from afire.data.audit.duplicates import NearPair
+from afire.data.audit.copies import NearPair
 from afire.data.audit.findings import Finding
 from afire.data.audit.measure import Measurement
-from afire.data.audit.polarity import Polarity
 
 
 def table(count: int = 4, **columns: Any) -> pd.DataFrame:

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from afire.data.audit import collect
-from afire.data.audit.cache import MeasurementCache
-from afire.data.audit.collect import as_table, measure_manifest, run_jobs
+from afire.data.audit.collect import MeasurementCache, as_table, measure_manifest, run_jobs
 from afire.data.audit.measure import Measurement, measure_film
 from afire.data.manifest import make_manifest
 from tests.data.audit.drawing import draw_set
@@ -66,7 +65,7 @@ def test_a_broken_cache_is_an_empty_one(tmp_path: Path, content: bytes) -> None:
 def test_measurements_of_another_version_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest, cache, counter = draw_set(tmp_path, 2), tmp_path / "m.parquet", Counter(monkeypatch)
     measure_manifest(manifest, cache, 1)
-    monkeypatch.setattr("afire.data.audit.cache.VERSION", 999)
+    monkeypatch.setattr("afire.data.audit.collect.VERSION", 999)
     measure_manifest(manifest, cache, 1)
     assert len(counter.images) == 4
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from afire.data.audit import duplicates
-from afire.data.audit.duplicates import NearPair, exact_groups, group_pairs, near_pairs, unit_vectors
+from afire.data.audit import copies as duplicates
+from afire.data.audit.copies import NearPair, exact_groups, group_pairs, near_pairs, unit_vectors
 from afire.data.audit.measure import perceptual_hash, rank_thumb
 from tests.data.audit.drawing import draw_chest
 

@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afire.data.audit.duplicates import hamming, unit_vectors
-from afire.data.audit.measure import (
-    hash_pixels,
-    laplacian_variance,
-    measure_film,
-    perceptual_hash,
-    rank_thumb,
-)
+from afire.data.audit.copies import hamming, unit_vectors
+from afire.data.audit.measure import hash_pixels, laplacian_variance, measure_film, perceptual_hash, rank_thumb
 from tests.data.audit.drawing import draw_chest, save
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from afire.data.audit.checks import chest_template, judge_polarity
 from afire.data.audit.measure import rank_thumb
-from afire.data.audit.polarity import chest_template, judge_polarity
 from tests.data.audit.drawing import draw_chest
 
 

@@ -10,12 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afire.data.audit import audit_manifest, write_audit
-from afire.data.audit.duplicates import exact_groups
-from afire.data.audit.polarity import judge_polarity
-from afire.data.audit.run import _rank_array
-from afire.data.datasets import build
+from afire.data.audit.checks import judge_polarity
+from afire.data.audit.copies import exact_groups
+from afire.data.audit.run import _rank_array, audit_manifest, write_audit
 from afire.data.manifest import Manifest, make_manifest
+from afire.data.sources import build
 from tests.data.audit.drawing import draw_chest, draw_set, save
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afire.data.audit.checks_labels import check_shortcuts
-from afire.data.audit.features import Feature, film_features
+from afire.data.audit.checks import check_shortcuts
+from afire.data.audit.measure import Feature, film_features
 from afire.data.audit.shortcuts import ALL_FILE, Shortcut, find_shortcuts, label_columns
 
 COUNT = 400

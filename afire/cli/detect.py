@@ -1,0 +1,294 @@
+"""``afire detect fit``: a detector from normal films alone.
+
+``afire detect eval``: a detector on films with findings, beside detectors that need no learning.
+
+``afire detect run``: a fitted detector over a film or a folder of films.
+
+``afire detect``: fit a detector on normal films, evaluate it, use it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from afire.cli.options import ConfigFile, Data, Device, Preset, Quiet, Root, Verbose, Weights
+
+if TYPE_CHECKING:
+    from afire.data.pack import Films
+    from afire.data.splits import Split
+from typing import TYPE_CHECKING, Any
+
+from afire.cli.options import Force, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from afire.detect.findings import FilmResult, Rule
+
+
+def fit(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the detector.")],
+    root: Root = None,
+    split: Annotated[
+        Path | None,
+        typer.Option(
+            "--split", help="A split file: normals of train fit, normals of val choose and calibrate, test is not seen."
+        ),
+    ] = None,
+    protocol: Annotated[
+        Literal["chexpert250"] | None,
+        typer.Option(help="Instead of --split: set aside what `afire detect eval --protocol` will test."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Every random choice follows from it.", min=0)] = None,
+    score: Annotated[
+        str | None, typer.Option("--score", help="auto, or the name of a score, or several joined by +.")
+    ] = None,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A setting of the detector (adapt.epochs=5, false_alarms=0.05) or of the networks. Repeat."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a fit that was stopped.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Adapt the networks to normal films, choose a score on drawn lesions, calibrate it on held-out normals.
+
+    Example: [cyan]afire detect fit --weights runs/nih --data packs/nih --out detectors/nih[/cyan]
+
+    No film with a finding is used. The choice and the numbers behind it are written to OUT/choice.md.
+    """
+    from afire.cli.tasks import stops_on_signal
+    from afire.data.pack import open_films
+    from afire.detect.fit import FitTask, detect_overrides, detect_settings, fit_detector, open_networks
+    from afire.report.detect_tables import show_choice, write_choice
+
+    own, networks_own = detect_overrides(overrides or ())
+    asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
+    settings = detect_settings(asked)
+    networks = open_networks(weights, preset, config_file, networks_own)
+    image = networks.config.image
+    films = open_films(data, root, image.size, image.fit, image.voi)
+    task = FitTask(
+        config=networks.config,
+        settings=settings,
+        films=films,
+        out=out,
+        pretrained=networks.pretrained,
+        run=networks.run,
+        init=networks.init,
+        split=_split(films, split, protocol),
+        source=data.name,
+        device=device,
+        resume=resume,
+    )
+    with stops_on_signal():
+        detector = fit_detector(task)
+    page = write_choice(out, detector)
+    if not quiet:
+        from afire.cli.options import console
+
+        screen = console()
+        show_choice(screen, detector)
+        screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+
+
+def _split(films: Films, file: Path | None, protocol: str | None) -> Split | None:
+    """The split of a file or of a protocol; a protocol may also narrow what counts as a normal film."""
+    from afire.data.splits import read_split
+    from afire.detect.protocol import chexpert_split, pa_only
+    from afire.errors import UserError
+
+    if protocol is None:
+        return read_split(file) if file is not None else None
+    if file is not None:
+        raise UserError("--protocol brings its own split; leave out --split.")
+    films.manifest = pa_only(films.manifest)
+    return chexpert_split(films.manifest)
+
+
+def evaluate(
+    models: Annotated[
+        list[Path], typer.Option("--model", help="Folder of a detector. Repeat for the seeds of one row.")
+    ],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
+    root: Root = None,
+    split: Annotated[
+        Path | None, typer.Option("--split", help="A split file, the one of the fit; its test part is tested.")
+    ] = None,
+    protocol: Annotated[
+        Literal["auto", "official", "chexpert250", "all"],
+        typer.Option(help="official: the lists, else drawn; chexpert250: as in SQUID; all: every labelled film."),
+    ] = "auto",
+    name: Name = None,
+    draws: Annotated[int, typer.Option("--bootstrap", help="Draws of patients for the intervals.", min=10)] = 1000,
+    force: Force = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Evaluate detectors: every score and the trivial detectors on the same test films, places where they are known.
+
+    Example: [cyan]afire detect eval --model detectors/nih --data packs/nih --out results/detect-nih[/cyan]
+
+    Thresholds come from held-out normal films; what the best threshold on the test films would give is marked oracle.
+    """
+    from afire.data.pack import open_films
+    from afire.data.splits import read_split
+    from afire.detect.evaluate import EvalTask, evaluate_detectors
+    from afire.detect.fit import image_settings
+    from afire.tasks.results import check_out, write_result
+
+    check_out(out, force)
+    image = image_settings(models[0])
+    task = EvalTask(
+        models=models,
+        films=open_films(data, root, image.size, image.fit, image.voi),
+        source=data.name,
+        split=read_split(split) if split is not None else None,
+        protocol=protocol,
+        name=name,
+        device=device,
+        draws=draws,
+    )
+    found = evaluate_detectors(task)
+    from afire.report.detect_pictures import picture_names, write_detection_figures
+    from afire.report.detect_tables import PAGE, show_detection, write_detection
+
+    write_detection(out, found, picture_names(write_detection_figures(out, found)))
+    write_result(out, found.result, found.predictions)
+    if not quiet:
+        from afire.cli.options import console
+
+        screen = console()
+        show_detection(screen, found)
+        screen.print(str(out / PAGE), soft_wrap=True, markup=False, highlight=False)
+
+
+def run(
+    source: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help="A film or a folder: PNG, JPEG or DICOM.")],
+    model: Annotated[Path, typer.Option("--model", help="The folder of a detector, from `afire detect fit`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for results, pictures and the report.")],
+    threshold: Annotated[float | None, typer.Option(help="Your own score to alarm from, stated in the report.")] = None,
+    false_alarms: Annotated[
+        float | None, typer.Option(help="Your own share of normal films that may alarm, such as 0.01.")
+    ] = None,
+    pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Draw every film.")] = True,
+    dicom: Annotated[
+        bool, typer.Option("--dicom", help="Also write overlays as DICOM, in the study of a DICOM film.")
+    ] = False,
+    recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
+    batch: Annotated[int, typer.Option(help="Films that the networks look at together.", min=1)] = 32,
+    workers: Annotated[
+        int | None, typer.Option(help="Threads, each with a batch of its own; default: the cores.", min=1)
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace results that are already in --out.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Score films: how far each is from normal ones, where, and what normal would look like there.
+
+    Example: [cyan]afire detect run films --model detectors/nih --out results/today[/cyan]
+
+    Writes results.csv, results.json and report.html. Films unlike those of the training are flagged, not scored; files
+    that cannot be read are listed.
+    """
+    from afire.cli.options import console
+    from afire.detect.detector import Detector
+    from afire.detect.findings import header_of, rule_of, write_results
+    from afire.detect.run import RunTask, detector_hash, run_detector
+    from afire.errors import UserError
+    from afire.report.detect_page import write_detect_page
+    from afire.report.detect_pictures import LEGEND, Painter, heat_legend
+    from afire.weights.open import pick_device
+
+    if resume and force:
+        raise UserError("--resume goes on with the results in --out and --force replaces them; give one of them.")
+    if dicom and not pictures:
+        raise UserError("--dicom writes pictures; leave out --no-pictures.")
+    detector = Detector.load(model).to(pick_device(device))
+    rule = rule_of(detector, threshold, false_alarms)
+    about = {"name": model.resolve().name, "hash": detector_hash(model)}
+    painter = Painter(out, detector.scale, detector.config.image.fit, about["hash"], dicom) if pictures else None
+    task = RunTask(
+        detector=detector,
+        model_hash=about["hash"],
+        source=source,
+        out=out,
+        draw=painter,
+        picture_settings=f"pictures {pictures}, dicom {dicom}",
+        batch=batch,
+        workers=workers,
+        recursive=recursive,
+        resume=resume,
+        force=force,
+    )
+    results = run_detector(task)
+    write_results(out, results, rule, header_of(detector, rule, about))
+    if pictures:
+        _save_legend(out / LEGEND, heat_legend(detector.scale))
+    page = write_detect_page(out, results, rule, detector, about)
+    if not quiet:
+        _show(console(), results, rule, page)
+
+
+def _save_legend(path: Path, image: Any) -> None:
+    from afire.files import write_atomic
+
+    write_atomic(path, image.save)
+
+
+def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from afire.detect.detector import DISCLAIMER
+    from afire.detect.findings import SCORED, counts, ranked
+    from afire.report.detect_page import visible
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("score", "percentile", "p"):
+        table.add_column(name, justify="right")
+    for name in ("", "film", "most deviating region"):
+        table.add_column(name, overflow="fold")
+    in_order = ranked(results)
+    for result in [one for one in in_order if one.status == SCORED][:5]:
+        judged = rule.judge(result)
+        assert judged is not None and result.score is not None
+        alarm = Text("alarm", "bold yellow") if judged.alarm else Text("")
+        numbers = (f"{result.score:.2f}", f"{judged.percentile:.1f} %", f"{judged.p_value:.4f}")
+        table.add_row(*numbers, alarm, Text(visible(result.file)), Text(result.region))
+    if table.row_count:
+        screen.print(table)
+    for result in [one for one in in_order if one.status != SCORED][:5]:
+        said = visible(f"{result.file}: {'; '.join(result.objections)}")
+        screen.print(Text.assemble((f"{result.status}: ", "yellow"), said), soft_wrap=True)
+    words = ", ".join(f"{count:,} {name}" for name, count in counts(results, rule).items())
+    screen.print(f"{len(results):,} films: {words}", highlight=False, markup=False)
+    screen.print(f"A film alarms at a {rule.words}.", highlight=False, markup=False)
+    screen.print(DISCLAIMER, highlight=False, markup=False)
+    screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Find abnormal films with a detector that has seen normal ones only.",
+    epilog="Research software, not a medical device.",
+)
+app.command("fit")(fit)
+app.command("eval")(evaluate)
+app.command("run")(run)

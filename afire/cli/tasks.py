@@ -1,0 +1,470 @@
+"""What the commands that train on labels share: their options, and from options to an experiment and its report.
+
+``afire probe``: what fixed features are worth, by logistic regression or nearest neighbours.
+
+``afire finetune``: all weights, for one or many findings.
+
+``afire segment``: masks from the tokens of an encoder.
+
+``afire embed``: features of films as a file for other tools.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from afire.tasks.experiment import Experiment
+    from afire.tasks.results import Result
+    from afire.tasks.settings import FinetuneConfig, SegmentConfig
+from typing import TYPE_CHECKING
+
+from afire.cli.options import (
+    ConfigFile,
+    Data,
+    Device,
+    Folds,
+    Force,
+    Fractions,
+    Labels,
+    Name,
+    Preset,
+    Quiet,
+    Root,
+    Seeds,
+    Set,
+    SplitFile,
+    Verbose,
+)
+
+if TYPE_CHECKING:
+    from afire.tasks.results import Result
+from afire.cli.options import Weights
+
+Recipe = str | None
+TaskSet = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", help="Change one setting of the task, or of the model (image.*, encoder.*): key.sub=value. Repeat."
+    ),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Keep finished runs, go on with begun ones, start those that are missing.")
+]
+RedoForce = Annotated[
+    bool, typer.Option("--force", help="Start again where --out holds runs; with --resume: although settings changed.")
+]
+_MODEL_SECTIONS = ("image", "encoder")
+
+
+def split_overrides(overrides: list[str] | None) -> tuple[list[str], list[str]]:
+    """Those of the model's settings (``image.*`` and ``encoder.*``), and those of the task's."""
+    model = [text for text in overrides or () if text.strip().split(".")[0] in _MODEL_SECTIONS]
+    return model, [text for text in overrides or () if text not in model]
+
+
+@overload
+def task_settings(kind: Literal["finetune"], recipe: str | None, overrides: Iterable[str]) -> FinetuneConfig: ...
+
+
+@overload
+def task_settings(kind: Literal["segment"], recipe: str | None, overrides: Iterable[str]) -> SegmentConfig: ...
+
+
+def task_settings(
+    kind: Literal["finetune", "segment"], recipe: str | None, overrides: Iterable[str]
+) -> FinetuneConfig | SegmentConfig:
+    """The settings of a recipe, which is a preset's name or a YAML file, changed by ``overrides``."""
+    from afire.tasks.settings import load_task_config
+
+    file = Path(recipe) if recipe is not None and recipe.endswith((".yaml", ".yml")) else None
+    return load_task_config(kind, None if file else recipe, file, overrides)
+
+
+def experiment_of(
+    *,
+    weights: str,
+    data: Path,
+    out: Path,
+    root: Path | None,
+    split: Path | None,
+    seeds: str,
+    fractions: str,
+    folds: int,
+    name: str | None,
+    network: Literal["teacher", "student"],
+    preset: str | None,
+    config_file: Path | None,
+    overrides: list[str],
+    resume: bool,
+    force: bool,
+    device: str,
+) -> Experiment:
+    """An :class:`~afire.tasks.experiment.Experiment` from options as they were typed."""
+    from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_seeds
+    from afire.data.splits import read_split
+    from afire.tasks.experiment import Experiment
+
+    _quieten_other_processes()
+    shares = parse_fractions(fractions)
+    return Experiment(
+        weights=weights,
+        data=data,
+        folders={share: fraction_folder(out, share, len(shares) > 1) for share in shares},
+        seeds=parse_seeds(seeds),
+        root=root,
+        split=read_split(split) if split is not None else None,
+        folds=folds,
+        name=name,
+        model=asked_config(preset, config_file, overrides),
+        network=network,
+        device=device,
+        resume=resume,
+        force=force,
+    )
+
+
+@contextmanager
+def stops_on_signal() -> Iterator[None]:
+    """A run that a signal ended after saving becomes the exit code that a shell, SLURM and Kubernetes expect."""
+    import logging
+
+    from afire.tasks.experiment import StoppedBySignal
+
+    try:
+        yield
+    except StoppedBySignal as stopped:
+        if is_first_process():
+            logging.getLogger("afire").warning("%s", stopped)
+        raise typer.Exit(128 + stopped.signal) from None
+
+
+def report_results(
+    found: Iterable[tuple[float, Result, pd.DataFrame]],
+    experiment: Experiment,
+    out: Path,
+    quiet: bool,
+    more_figures: Callable[[Path, Result, pd.DataFrame], list[Path]] | None = None,
+) -> None:
+    """Write each result with its figures and page as it comes, then show them; on the first process only."""
+    first = is_first_process()
+    results: list[Any] = []
+    for fraction, result, predictions in found:
+        if not first:
+            continue
+        from afire.report.task_figures import write_figures
+        from afire.report.task_tables import write_page
+        from afire.tasks.results import write_result
+
+        folder = experiment.folders[fraction]
+        write_result(folder, result, predictions)
+        figures = write_figures(folder, result, predictions)
+        figures += more_figures(folder, result, predictions) if more_figures else []
+        write_page(folder, result, figures)
+        results.append(result)
+    if first and not quiet:
+        from afire.cli.options import console
+        from afire.report.task_tables import show_results
+
+        screen = console()
+        show_results(screen, results)
+        screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
+
+
+def _quieten_other_processes() -> None:
+    """All processes of a run say the same; the first one is enough."""
+    if not is_first_process():
+        import logging
+
+        from afire import progress
+
+        progress.configure("off")
+        logging.getLogger("afire").setLevel(logging.ERROR)
+
+
+def is_first_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def probe(
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, which need none."
+        ),
+    ],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
+    root: Root = None,
+    split: SplitFile = None,
+    labels: Labels = None,
+    method: Annotated[Literal["linear", "knn"], typer.Option(help="Logistic regression or nearest neighbours.")] = (
+        "linear"
+    ),
+    pool: Annotated[Literal["mean", "class"], typer.Option(help="Mean of the image tokens, or the class token.")] = (
+        "mean"
+    ),
+    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    seeds: Seeds = "0,1,2",
+    fractions: Fractions = "100",
+    folds: Folds = 0,
+    name: Name = None,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    overrides: Set = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for features; default: AFIRE_CACHE or ~/.cache/afire.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep features.")] = False,
+    force: Force = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Probe fixed features: AUC, average precision, accuracy and F1 on test films, settings chosen on validation.
+
+    Example: [cyan]afire probe --weights runs/nih --data packs/childcxr --labels abnormal --out results/nih[/cyan]
+    """
+    from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_labels, parse_seeds
+    from afire.data.splits import read_split
+    from afire.tasks.probe import ProbeTask, run_probe
+    from afire.tasks.results import check_out, write_result
+
+    shares = parse_fractions(fractions)
+    folders = {share: fraction_folder(out, share, len(shares) > 1) for share in shares}
+    for folder in folders.values():
+        check_out(folder, force)
+    task = ProbeTask(
+        weights=weights,
+        data=data,
+        root=root,
+        split=read_split(split) if split is not None else None,
+        labels=parse_labels(labels),
+        method=method,
+        pooling=pool,
+        network=network,
+        seeds=parse_seeds(seeds),
+        folds=folds,
+        name=name,
+        config=asked_config(preset, config_file, overrides),
+        cache=None if no_cache else cache or _default_cache(),
+        device=device,
+    )
+    results: list[Result] = []
+    for share, (result, predictions) in run_probe(task, shares):
+        from afire.report.task_figures import write_figures
+        from afire.report.task_tables import write_page
+
+        write_result(folders[share], result, predictions)
+        write_page(folders[share], result, write_figures(folders[share], result, predictions))
+        results.append(result)
+    if not quiet:
+        _show(results, out)
+
+
+def _default_cache() -> Path:
+    from afire.tasks.features import default_cache
+
+    return default_cache()
+
+
+def _show(results: list[Result], out: Path) -> None:
+    from afire.cli.options import console
+    from afire.report.task_tables import show_results
+
+    screen = console()
+    show_results(screen, results)
+    screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
+
+
+def finetune(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result, with a folder for each run.")],
+    root: Root = None,
+    split: SplitFile = None,
+    labels: Labels = None,
+    recipe: Annotated[Recipe, typer.Option("--recipe", help="nih14, chexpert5, quick, or a YAML file.")] = None,
+    overrides: TaskSet = None,
+    seeds: Seeds = "0,1,2",
+    fractions: Fractions = "100",
+    folds: Folds = 0,
+    name: Name = None,
+    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    resume: Resume = False,
+    force: RedoForce = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fine-tune all weights for one or many findings: early stopping on validation AUC, test films once at the end.
+
+    Example: [cyan]afire finetune --weights runs/nih --data packs/nih --recipe nih14 --out results/nih[/cyan]
+
+    Settings: afire config --task finetune. Several GPUs: torchrun --nproc-per-node 4 -m afire finetune ...
+    """
+    import json
+
+    from afire.cli.options import parse_labels
+    from afire.tasks.finetune import run_finetune
+
+    model_settings, task_overrides = split_overrides(overrides)
+    chosen = parse_labels(labels)
+    config = task_settings("finetune", recipe, [*task_overrides, *([f"labels={json.dumps(chosen)}"] if chosen else [])])
+    experiment = experiment_of(
+        weights=weights,
+        data=data,
+        out=out,
+        root=root,
+        split=split,
+        seeds=seeds,
+        fractions=fractions,
+        folds=folds,
+        name=name,
+        network=network,
+        preset=preset,
+        config_file=config_file,
+        overrides=model_settings,
+        resume=resume,
+        force=force,
+        device=device,
+    )
+    with stops_on_signal():
+        report_results(run_finetune(experiment, config), experiment, out, quiet)
+
+
+def segment(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result, with a folder for each run.")],
+    root: Root = None,
+    split: SplitFile = None,
+    mask_column: Annotated[
+        str | None,
+        typer.Option("--mask-column", help="Manifest column with mask paths or RLE. Default: mask, else rle."),
+    ] = None,
+    recipe: Annotated[Recipe, typer.Option("--recipe", help="siim, lungs, or a YAML file.")] = None,
+    overrides: TaskSet = None,
+    seeds: Seeds = "0,1,2",
+    fractions: Fractions = "100",
+    folds: Folds = 0,
+    name: Name = None,
+    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    overlays: Annotated[
+        int, typer.Option("--overlays", help="Test films in the picture of masks; 0 = none.", min=0)
+    ] = 15,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    resume: Resume = False,
+    force: RedoForce = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Learn masks with a light decoder on the encoder's tokens: Dice over all films and over those with a mask.
+
+    Example: [cyan]afire segment --weights runs/nih --data packs/shenzhen --recipe lungs --out results/lungs[/cyan]
+
+    Settings: afire config --task segment. Several GPUs: torchrun --nproc-per-node 4 -m afire segment ...
+    """
+    import json
+
+    from afire.tasks.segment import run_segment
+
+    model_settings, task_overrides = split_overrides(overrides)
+    column = [f"masks.column={json.dumps(mask_column)}"] if mask_column else []
+    config = task_settings("segment", recipe, [*task_overrides, *column])
+    experiment = experiment_of(
+        weights=weights,
+        data=data,
+        out=out,
+        root=root,
+        split=split,
+        seeds=seeds,
+        fractions=fractions,
+        folds=folds,
+        name=name,
+        network=network,
+        preset=preset,
+        config_file=config_file,
+        overrides=model_settings,
+        resume=resume,
+        force=force,
+        device=device,
+    )
+
+    def draw(folder: Path, result: object, predictions: object) -> list[Path]:
+        from afire.data.pack import open_films
+        from afire.report.task_figures import write_overlays
+
+        size = result.data["size"]  # type: ignore[attr-defined]
+        films = open_films(data, root, size)
+        return write_overlays(folder, films, config.masks, predictions, overlays) if overlays else []  # type: ignore[arg-type]
+
+    with stops_on_signal():
+        report_results(run_segment(experiment, config), experiment, out, quiet, draw)
+
+
+def embed(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="File for the features: .parquet or .npz.")],
+    root: Root = None,
+    pool: Annotated[
+        Literal["mean", "class", "tokens"],
+        typer.Option(help="Mean of the image tokens, the class token, or all image tokens."),
+    ] = "mean",
+    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    part: Annotated[
+        Literal["all", "train", "val", "test"], typer.Option(help="Only films the manifest lists in this part.")
+    ] = "all",
+    seed: Annotated[int, typer.Option("--seed", help="Of random weights.", min=0)] = 0,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    overrides: Set = None,
+    force: Force = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Export features: the mean token of the teacher by default.
+
+    Example: [cyan]afire embed --weights runs/nih --data packs/childcxr --out childcxr-features.parquet[/cyan]
+    """
+    import logging
+
+    import numpy as np
+
+    from afire.cli.options import asked_config, console
+    from afire.data.pack import open_films
+    from afire.errors import UserError
+    from afire.tasks.features import check_name, write_features
+    from afire.weights.open import load_backbone, pick_device
+
+    check_name(out)
+    if out.exists() and not force:
+        raise UserError(f"{out} already exists; add --force to replace it.")
+    target = pick_device(device)
+    backbone = load_backbone(weights, asked_config(preset, config_file, overrides), network=network, seed=seed)
+    logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
+    image = backbone.config.image
+    films = open_films(data, root, image.size, image.fit, image.voi)
+    rows = np.arange(len(films))
+    if part != "all":
+        rows = np.flatnonzero(films.manifest.table["split"] == part)
+        if len(rows) == 0:
+            raise UserError(f"the manifest lists no {part} films.")
+    shape = write_features(out, backbone, films, rows, pool, target)
+    if not quiet:
+        words = " x ".join(f"{side:,}" for side in shape)
+        console().print(f"{out}: {words} features ({pool})", soft_wrap=True, markup=False, highlight=False)

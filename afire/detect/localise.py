@@ -1,0 +1,305 @@
+"""Whether heat lies where the finding is: heatmaps against boxes and masks.
+
+Only films with a box or a mask of a finding count, so the easy pixels of normal films do not flatter.
+Shapes: N films, r x c positions, S pixels a side.
+
+Scores of a detector's every score and of the trivial detectors on the test films, each with its threshold.
+
+A threshold belongs to a false-alarm rate on normal films that took no part in fitting: the detector's own calibration
+films. They can be found again only where ``--data`` holds the films that the detector was fitted on.
+
+Shapes: N test films.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from scipy.ndimage import label as connected_pieces
+
+from afire.data.manifest import Manifest
+from afire.data.pack import Films
+from afire.data.splits import Split
+from afire.detect.detector import Calibration, Detector
+from afire.detect.fit import Parts, detection_parts
+from afire.detect.protocol import Plain, TestFilms, check_unseen, trivial_scores
+from afire.errors import UserError
+from afire.progress import progress
+from afire.tasks.features import data_content_hash
+from afire.tasks.gradcam import find_cases
+from afire.tasks.masks import load_masks, mask_cells
+from afire.tasks.metrics import ranking_values
+from afire.tasks.settings import MaskConfig
+
+Floats = NDArray[np.float64]
+Heat = NDArray[np.float32]
+Rows = NDArray[np.int64]
+Inside = NDArray[np.bool_]
+PRO_LIMIT = 0.3  # share of false pixels up to which overlap is averaged
+_EIGHT_NEIGHBOURS = np.ones((3, 3), int)
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where findings are: rows of the manifest, and their masks (N, S, S)."""
+
+    rows: Rows
+    inside: Inside
+    kind: str  # masks or boxes
+
+
+@dataclass(frozen=True)
+class Localisation:
+    """How well heat finds the places. ``hit`` and ``chance`` (N,) are 1 or 0, and the share of the film to be hit."""
+
+    pixel_auc: float
+    pro: float
+    hit: Floats
+    chance: Floats
+
+
+def find_places(films: Films, rows: Rows) -> Places | None:
+    """Masks of findings, else boxes, among ``rows``; None where there are none. Masks of lungs are no findings."""
+    places = _masked(films, rows)
+    if places is None:
+        places = _boxed(films, rows)
+    if places is None:
+        return None
+    filled = places.inside.any(axis=(1, 2)) & ~places.inside.all(axis=(1, 2))
+    return Places(places.rows[filled], places.inside[filled], places.kind) if filled.any() else None
+
+
+def _masked(films: Films, rows: Rows) -> Places | None:
+    config = MaskConfig(size="scaled")
+    if films.manifest.info.get("mask") == "lungs":
+        return None
+    try:
+        _, cells = mask_cells(films.manifest, config)
+    except UserError:
+        return None  # no masks at all
+    abnormal = films.manifest.table["normal"].to_numpy()[rows] == 0
+    found = np.array([row for row in rows[abnormal].tolist() if cells[row]], np.int64)
+    if len(found) == 0:
+        return None
+    try:
+        return Places(found, load_masks(films, found, cells, config).read(found), "masks")
+    except UserError as error:
+        logger.warning("masks are not used: %s", error)
+        return None
+
+
+def _boxed(films: Films, rows: Rows) -> Places | None:
+    table = films.manifest.table
+    boxed = rows[(table["boxes"].to_numpy()[rows] != "") & (table["normal"].to_numpy()[rows] == 0)]
+    labels = {box.label for row in boxed.tolist() for box in films.manifest.boxes(row)}
+    masks: dict[int, Inside] = {}
+    for case in find_cases(films, boxed, sorted(labels)):
+        masks[case.row] = masks[case.row] | case.mask if case.row in masks else case.mask
+    if not masks:
+        return None
+    return Places(np.array(list(masks), np.int64), np.stack(list(masks.values())), "boxes")
+
+
+def localise(heat_Nrc: Heat, inside_NSS: Inside) -> Localisation:
+    """Compare heat, brought to the films' size, with the places."""
+    values = enlarge(heat_Nrc, inside_NSS.shape[-1])
+    area, _ = ranking_values(
+        values.reshape(-1).astype(np.float64), inside_NSS.reshape(-1), np.ones((1, inside_NSS.size))
+    )
+    hottest = values.reshape(len(values), -1).argmax(axis=1)
+    flat = inside_NSS.reshape(len(values), -1)
+    return Localisation(
+        pixel_auc=float(area[0]),
+        pro=region_overlap(values, inside_NSS),
+        hit=flat[np.arange(len(flat)), hottest].astype(np.float64),
+        chance=flat.mean(axis=1),
+    )
+
+
+def enlarge(heat_Nrc: Heat, size: int) -> Heat:
+    """(N, r, c) -> (N, S, S), bilinear between the centres of the positions."""
+    heat = torch.from_numpy(np.ascontiguousarray(heat_Nrc, np.float32))[:, None]
+    large: Heat = F.interpolate(heat, (size, size), mode="bilinear", align_corners=False)[:, 0].numpy()
+    return large
+
+
+def region_overlap(values_NSS: Heat, inside_NSS: Inside, limit: float = PRO_LIMIT) -> float:
+    """PRO: the share of each connected place that is found, mean over places, averaged over false-pixel rates.
+
+    The rate runs from 0 to ``limit``; 1 is perfect. Every pixel of a place adds 1 / (its size x places) when the
+    threshold passes it, every other pixel 1 / their number to the false ones; so one sort answers all thresholds.
+    """
+    gain = np.zeros(inside_NSS.shape, np.float64)
+    places = 0
+    for film, inside in enumerate(inside_NSS):
+        numbers, count = connected_pieces(inside, _EIGHT_NEIGHBOURS)
+        sizes = np.bincount(numbers.ravel(), minlength=count + 1)
+        gain[film][inside] = 1 / sizes[numbers[inside]]
+        places += count
+    order = np.argsort(-values_NSS, axis=None, kind="stable")
+    ends = np.flatnonzero(np.r_[np.diff(values_NSS.ravel()[order]) != 0, True])  # pixels of one value fall together
+    found = np.r_[0.0, np.cumsum(gain.ravel()[order])[ends] / places]
+    outside = ~inside_NSS.ravel()[order]
+    false = np.r_[0.0, np.cumsum(outside)[ends] / outside.sum()]
+    at_limit = float(np.interp(limit, false, found))
+    within = false < limit
+    rates, overlaps = np.r_[false[within], limit], np.r_[found[within], at_limit]
+    return float(((overlaps[1:] + overlaps[:-1]) / 2 * np.diff(rates)).sum() / limit)
+
+
+CHOSEN = "chosen score"
+BATCH = 64
+_SAME = 1e-3  # in sd of normals: recomputed calibration scores must agree with the stored ones this well
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one detector gave: scores (N,) by row of the table, thresholds (NaN: there is none), heat of places."""
+
+    name: str
+    folder: Path
+    detector: Detector
+    parts: Parts | None
+    scores: dict[str, Floats]
+    thresholds: dict[str, float]
+    heat: Heat | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int:
+        return int(self.detector.origin.get("settings", {}).get("seed", 0))
+
+
+def open_models(folders: Sequence[Path], films: Films, device: torch.device) -> list[tuple[str, Path, Detector]]:
+    """Detectors with a name for each: its seed, or its folder where seeds repeat."""
+    detectors = [Detector.load(folder).to(device) for folder in folders]
+    seeds = [int(one.origin.get("settings", {}).get("seed", 0)) for one in detectors]
+    for folder, detector in zip(folders, detectors, strict=True):
+        size = detector.config.image.size
+        if films.size != size:
+            raise UserError(f"the films are {films.size} px, but {folder} takes {size} px; pack them at that size.")
+    distinct = len(set(seeds)) == len(seeds)
+    names = [f"seed-{seed}" if distinct else folder.resolve().name for seed, folder in zip(seeds, folders, strict=True)]
+    if len(set(names)) < len(names):
+        raise UserError("two --model are the same folder, or folders of the same name and seed.")
+    return list(zip(names, folders, detectors, strict=True))
+
+
+def measure(
+    name: str,
+    folder: Path,
+    detector: Detector,
+    films: Films,
+    test: TestFilms,
+    split: Split | None,
+    places: Places | None,
+) -> Measured:
+    """Score the test films once with everything the detector has, and its calibration films where they are here."""
+    parts, note = own_parts(detector, films, split)
+    check_unseen(folder, films, test.rows, [parts.fit, parts.held_out] if parts is not None else [])
+    scores, heat = _score(detector, films, test.rows, f"{name}: test films", places)
+    thresholds = dict.fromkeys(scores, float("nan"))
+    if parts is not None:
+        of_normals, _ = _score(detector, films, parts.calibrate, f"{name}: calibration films", None)
+        if _agree(detector, of_normals[CHOSEN]):
+            rate = detector.false_alarms
+            thresholds = {key: Calibration.of(values).threshold(rate) for key, values in of_normals.items()}
+        else:
+            parts, note = None, "the calibration films score otherwise than when the detector was fitted"
+    thresholds[CHOSEN] = detector.threshold
+    notes = [] if parts is not None else [f"only the chosen score has a calibrated threshold: {note}"]
+    return Measured(name, folder, detector, parts, scores, thresholds, heat, notes)
+
+
+def own_parts(detector: Detector, films: Films, split: Split | None) -> tuple[Parts | None, str]:
+    """The films that fitted, chose and calibrated, drawn again; or None and why they cannot be."""
+    origin: dict[str, Any] = detector.origin
+    settings = origin.get("settings", {})
+    if origin.get("data", {}).get("hash") != data_content_hash(films):
+        return None, f"it was fitted on other films ({origin.get('data', {}).get('name', 'unknown')})"
+    wanted = origin.get("split")
+    if wanted is not None and (split is None or split.hash != wanted):
+        return None, f"it was fitted with the split {str(wanted)[:12]}, which was not given"
+    used = split if wanted is not None else None
+    try:
+        parts = detection_parts(
+            films.manifest, used, int(settings["seed"]), float(settings["held_out"]), float(settings["choose_share"])
+        )
+    except (KeyError, UserError) as error:
+        return None, f"its parts cannot be drawn again ({error})"
+    if parts.counts() != origin.get("parts"):
+        return None, "its parts cannot be drawn again: the labels have changed"
+    return parts, ""
+
+
+def trivial_of(
+    plain: Plain, index: dict[int, int], one: Measured, test: TestFilms
+) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Trivial scores (N,) and thresholds with the same films in the same roles as the detector's.
+
+    ``index`` maps rows of the manifest to places in ``plain``.
+    """
+    fit = np.concatenate([one.parts.fit, one.parts.choose]) if one.parts is not None else test.normals
+    found = trivial_scores(plain, _at(index, fit))
+    tested = {name: values[_at(index, test.rows)] for name, values in found.items()}
+    if one.parts is None:
+        return tested, dict.fromkeys(tested, float("nan"))
+    held = _at(index, one.parts.calibrate)
+    rate = one.detector.false_alarms
+    return tested, {name: Calibration.of(values[held]).threshold(rate) for name, values in found.items()}
+
+
+def needed_rows(measured: Sequence[Measured], test: TestFilms) -> Rows:
+    """Every film that a trivial detector looks at for any of the detectors."""
+    parts = [rows for one in measured if one.parts is not None for rows in (one.parts.fit, one.parts.held_out)]
+    return np.unique(np.concatenate([test.rows, test.normals, *parts]))
+
+
+def _at(index: dict[int, int], rows: Rows) -> Rows:
+    return np.array([index[row] for row in rows.tolist()], np.int64)
+
+
+def _score(
+    detector: Detector, films: Films, rows: Rows, what: str, places: Places | None
+) -> tuple[dict[str, Floats], Heat | None]:
+    """Every score of the rows, the chosen one first, and the heat of those rows that have a place, in its order."""
+    found: dict[str, list[Floats]] = {}
+    heat: dict[int, Heat] = {}
+    wanted = set(places.rows.tolist()) if places is not None else set()
+    with progress(what, len(rows), "films") as bar:
+        for start in range(0, len(rows), BATCH):
+            batch = rows[start : start + BATCH]
+            answer = detector.score(films.batch(batch), all_scores=True, restore=False)
+            found.setdefault(CHOSEN, []).append(answer.score)
+            for name, values in answer.parts.items():
+                found.setdefault(name, []).append(values)
+            heat |= {row: answer.heat[place] for place, row in enumerate(batch.tolist()) if row in wanted}
+            bar.advance(len(batch))
+    stacked = np.stack([heat[row] for row in places.rows.tolist()]) if places is not None else None
+    return {name: np.concatenate(values) for name, values in found.items()}, stacked
+
+
+def _agree(detector: Detector, scores: Floats) -> bool:
+    stored = detector.calibration.normal_scores
+    return len(stored) == len(scores) and bool(np.abs(np.sort(scores) - stored).max() < _SAME * max(stored.std(), 1))
+
+
+def abnormal_truth(manifest: Manifest, rows: Rows, least: int) -> dict[str, Floats]:
+    """For each finding, truth (N,): 1 with it, 0 normal, NaN otherwise; findings in at least ``least`` films only."""
+    normal = manifest.table["normal"].to_numpy(np.float64)[rows]
+    found: dict[str, Floats] = {}
+    for label in manifest.labels:
+        has = (manifest.table[f"label:{label}"].to_numpy(np.float64)[rows] == 1) & (normal == 0)
+        if has.sum() >= least:
+            found[label] = np.where(has, 1.0, np.where(normal == 1, 0.0, np.nan))
+    return found

@@ -1,0 +1,318 @@
+"""Detectors that look at next to nothing, for every table: a learned score that does not beat them has shown nothing.
+
+Like the learned ones they see normal training films only, and larger means more abnormal; each direction was fixed
+before any test film was looked at. They know the size of the original file, how sharp the film is, or a thumbnail.
+
+Shapes: N films, P pixels of a thumbnail.
+
+Which films a detector is tested on, how they were set aside, and that it has not seen them.
+
+``official``     the test part of ``--split``, else of the manifest's own lists, else one drawn by patient (seed 0)
+``all``          every film whose label is known, for a set that is for testing only
+``chexpert250``  250 normal and 250 abnormal frontal PA films of CheXpert's training list, one a patient, as in SQUID
+                 (Xiang et al., CVPR 2023): its official test list is too small. Their patients are kept from training,
+                 which uses the normal PA films of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from afire.data.manifest import SPLITS, Manifest
+from afire.data.pack import Films
+from afire.data.splits import Split, films_hash, make_split, stratified_order
+from afire.errors import UserError
+from afire.progress import progress
+from afire.tasks.features import FEATURE_BATCH
+from afire.tasks.guard import check_no_leaks
+from afire.tasks.metrics import laplacian_variance, size_features
+from afire.tasks.results import plan_runs
+from afire.training.batches import films_seen
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+TRIVIAL = {
+    "metadata": "Mahalanobis distance of the original width and height (log) from those of normal films",
+    "area": "minus the area of the original film: smaller is more abnormal",
+    "blur": "minus the variance of the Laplacian at 128 px",
+    "jpeg size": "minus the bytes of the JPEG file: smaller is more abnormal",
+    "pixel gaussian": "mean squared deviation, in sd of normal films, of each pixel at 32 px; films standardised",
+    "pca residual": "squared residual after 64 principal components of normal films at 32 px; films standardised",
+    "pca mahalanobis": "Mahalanobis distance within 64 principal components of normals at 16 px; films standardised",
+}
+_BLUR_SIZE, _THUMBNAIL, _SMALL_THUMBNAIL, _COMPONENTS = 128, 32, 16, 64
+_MOST_FIT_FILMS = 10_000  # 64 components of 1,024 pixels are settled long before
+_NOTHING = 1e-9
+_JPEG = (".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class Plain:
+    """What the trivial detectors look at, for N films; None where the data do not say it."""
+
+    blur: Floats  # (N,)
+    thumbnails: NDArray[np.float32]  # (N, 32 * 32), each of mean 0 and sd 1
+    small_thumbnails: NDArray[np.float32]  # (N, 16 * 16)
+    sides: Floats | None  # (N, 2): original width and height
+    file_bytes: Floats | None  # (N,)
+
+
+def look_plainly(films: Films, rows: Rows) -> Plain:
+    """One pass over the films."""
+    blur, thumbnails, small = [], [], []
+    with progress("trivial detectors", len(rows), "films") as bar:
+        for start in range(0, len(rows), FEATURE_BATCH):
+            images = films.batch(rows[start : start + FEATURE_BATCH])
+            blur.append(_sharpness(images))
+            thumbnails.append(_thumbnails(images, _THUMBNAIL))
+            small.append(_thumbnails(images, _SMALL_THUMBNAIL))
+            bar.advance(len(images))
+    return Plain(
+        torch.cat(blur).double().numpy(),
+        torch.cat(thumbnails).numpy(),
+        torch.cat(small).numpy(),
+        _sides(films.manifest, rows),
+        _jpeg_bytes(films.manifest, rows),
+    )
+
+
+def trivial_scores(plain: Plain, fit: Rows) -> dict[str, Floats]:
+    """Scores (N,) of each detector that the data allow; ``fit`` are the places of normal training films within N.
+
+    Without any, only those detectors remain that need none.
+    """
+    found: dict[str, Callable[[], Floats | None]] = {
+        "metadata": lambda: _metadata(plain.sides, fit),
+        "area": lambda: -plain.sides.prod(axis=1) if plain.sides is not None else None,
+        "blur": lambda: -plain.blur,
+        "jpeg size": lambda: -plain.file_bytes if plain.file_bytes is not None else None,
+        "pixel gaussian": lambda: _pixel_gaussian(plain.thumbnails, fit),
+        "pca residual": lambda: _pca(plain.thumbnails, fit)[0],
+        "pca mahalanobis": lambda: _pca(plain.small_thumbnails, fit)[1],
+    }
+    scores = {}
+    for name, score in found.items():
+        if len(fit) < 2 and name in ("metadata", "pixel gaussian", "pca residual", "pca mahalanobis"):
+            continue
+        values = score()
+        if values is not None:
+            scores[name] = np.asarray(values, np.float64)
+    return scores
+
+
+def missing(plain: Plain, fit: Rows) -> list[str]:
+    """Why a detector is not in the table, or says nothing in it."""
+    reasons = []
+    if plain.sides is None:
+        reasons.append("no metadata and area rows: neither the manifest nor the files say the films' original size")
+    elif (plain.sides == plain.sides[0]).all():
+        width, height = plain.sides[0]
+        reasons.append(f"all films are {width:g} x {height:g}: what the original sizes would give away is not known")
+    if plain.file_bytes is None:
+        reasons.append("no JPEG size row: not all films are there as JPEG files")
+    if len(fit) < 2:
+        reasons.append("no trivial rows that need normal training films: these data hold none")
+    return reasons
+
+
+def _metadata(sides: Floats | None, fit: Rows) -> Floats | None:
+    if sides is None:
+        return None
+    logs = np.log(np.maximum(sides, 1))
+    centred = logs - logs[fit].mean(axis=0)
+    covariance = np.cov(centred[fit].T, bias=True) + _NOTHING * np.eye(2)
+    distances: Floats = np.einsum("nd,de,ne->n", centred, np.linalg.inv(covariance), centred)
+    return distances
+
+
+def _pixel_gaussian(pixels_NP: NDArray[np.float32], fit: Rows) -> Floats:
+    normal = pixels_NP[_thinned(fit)]
+    deviation = (pixels_NP - normal.mean(axis=0)) / np.maximum(normal.std(axis=0), 1e-6)
+    scores: Floats = np.square(deviation).mean(axis=1, dtype=np.float64)
+    return scores
+
+
+def _pca(pixels_NP: NDArray[np.float32], fit: Rows) -> tuple[Floats, Floats]:
+    """Squared residual, and squared Mahalanobis distance within the components, (N,) each."""
+    normal = pixels_NP[_thinned(fit)].astype(np.float64)
+    mean = normal.mean(axis=0)
+    centred = normal - mean
+    values, vectors = np.linalg.eigh(centred.T @ centred / len(centred))
+    count = min(_COMPONENTS, len(normal) - 1, pixels_NP.shape[1])
+    values, vectors = values[::-1][:count], vectors[:, ::-1][:, :count]
+    every = pixels_NP - mean
+    inside = every @ vectors
+    residual: Floats = np.square(every).sum(axis=1) - np.square(inside).sum(axis=1)
+    distance: Floats = (np.square(inside) / np.maximum(values, _NOTHING)).sum(axis=1)
+    return residual, distance
+
+
+def _thinned(rows: Rows) -> Rows:
+    return rows[:: max(1, -(-len(rows) // _MOST_FIT_FILMS))]
+
+
+def _thumbnails(images: Tensor, side: int) -> Tensor:
+    """(B, 1, S, S) -> (B, side * side), each film of mean 0 and sd 1."""
+    flat = F.adaptive_avg_pool2d(images, side).flatten(1)
+    centred = flat - flat.mean(dim=1, keepdim=True)
+    return centred / centred.square().mean(dim=1, keepdim=True).sqrt().clamp_min(1e-6)
+
+
+def _sharpness(images: Tensor) -> Tensor:
+    """Variance of the Laplacian (B,), the film's edge included: frames and collimators there give sets away too."""
+    at_most = F.adaptive_avg_pool2d(images, _BLUR_SIZE) if images.shape[-1] > _BLUR_SIZE else images
+    return laplacian_variance(F.pad(at_most, (1, 1, 1, 1), mode="replicate"))
+
+
+def _sides(manifest: Manifest, rows: Rows) -> Floats | None:
+    try:
+        return size_features(manifest, rows)[:, :2].astype(np.float64)
+    except UserError:
+        return None
+
+
+def _jpeg_bytes(manifest: Manifest, rows: Rows) -> Floats | None:
+    names = manifest.table["image"].iloc[rows].str.lower()
+    if not names.str.endswith(_JPEG).all():
+        return None
+    try:
+        return np.array([manifest.path(int(row)).stat().st_size for row in rows], np.float64)
+    except OSError:
+        return None
+
+
+Name = Literal["auto", "official", "chexpert250", "all"]
+CHEXPERT_FILMS = 250  # of each class
+_VAL_SHARE = 0.1
+_CHEXPERT_SEED = 250
+
+
+@dataclass(frozen=True)
+class TestFilms:
+    """Films of the test with a known label, how they were chosen, and the normal films that trivial rows may learn."""
+
+    protocol: str
+    sentence: str
+    rows: Rows
+    truth: NDArray[np.float64]  # (len(rows),): 1 abnormal, 0 normal
+    normals: Rows  # of the training part
+    split: Split | None  # what a detector fitted on this set should have been given
+
+    __test__ = False  # its name is not pytest's business
+
+    def hash(self, manifest: Manifest) -> str:
+        return films_hash(manifest, {"test": self.rows})
+
+
+def plan_test(manifest: Manifest, split: Split | None = None, protocol: Name = "auto") -> TestFilms:
+    """The test films of a protocol; ``auto`` is ``official``."""
+    if protocol == "chexpert250":
+        if split is not None:
+            raise UserError("--protocol chexpert250 draws its own split; leave out --split.")
+        return _chexpert(manifest)
+    if protocol == "all":
+        if split is not None:
+            raise UserError("--protocol all tests every film; leave out --split.")
+        nobody = np.empty(0, np.int64)
+        return _labelled(manifest, "all", "all labelled films", np.arange(len(manifest)), nobody, None)
+    return _official(manifest, split)
+
+
+def _official(manifest: Manifest, split: Split | None) -> TestFilms:
+    listed = manifest.table["split"]
+    if split is not None:
+        rows, sentence = split.rows(manifest), f"test part of the split {split.hash[:12]}"
+    elif (listed == "test").any():
+        rows = {part: np.flatnonzero(listed == part) for part in SPLITS}
+        sentence = "test part of the manifest's own lists"
+    else:
+        run = plan_runs(manifest, None, [0])[0]
+        split, rows = run.split, dict(run.rows)
+        sentence = "a fifth of the patients, drawn with seed 0 because the set has no lists"
+    check_no_leaks(manifest, rows)
+    if len(rows["test"]) == 0:
+        raise UserError("there are no test films; give --split with a test part, or --protocol all.")
+    return _labelled(manifest, "official", sentence, rows["test"], rows["train"], split)
+
+
+def _labelled(
+    manifest: Manifest, protocol: str, sentence: str, test: Rows, train: Rows, split: Split | None
+) -> TestFilms:
+    normal = manifest.table["normal"].to_numpy(np.float64)
+    known = test[~np.isnan(normal[test])]
+    truth = 1 - normal[known]
+    for value, word in ((0, "normal"), (1, "abnormal")):
+        if not (truth == value).any():
+            raise UserError(f"no test film is labelled {word}; a detector is tested on normal and abnormal films.")
+    return TestFilms(protocol, sentence, known, truth, train[normal[train] == 1], split)
+
+
+def pa_only(manifest: Manifest) -> Manifest:
+    """The manifest in which only PA films count as normal or not: others are neither fitted nor tested."""
+    normal = manifest.table["normal"].where(manifest.table["view"] == "PA")
+    return Manifest(manifest.table.assign(normal=normal), manifest.root, manifest.info)
+
+
+def chexpert_split(manifest: Manifest) -> Split:
+    """The 500 test patients, a tenth of the others for validation, the rest for training; the same in every run."""
+    listed = manifest.table["split"] == "train"
+    test = set(manifest.table["patient"].iloc[_chexpert_rows(manifest)])
+    others = sorted(set(manifest.table["patient"][listed]) - test)
+    order = stratified_order(manifest, others, _CHEXPERT_SEED, purpose="val of chexpert250")
+    cut = max(1, round(_VAL_SHARE * len(order)))
+    patients = {"train": order[cut:], "val": order[:cut], "test": sorted(test)}
+    method = {"kind": "chexpert250", "films": CHEXPERT_FILMS, "seed": _CHEXPERT_SEED}
+    return make_split(manifest, patients, "listed", method)
+
+
+def _chexpert(manifest: Manifest) -> TestFilms:
+    frontal = pa_only(manifest)
+    split = chexpert_split(frontal)
+    sentence = f"{CHEXPERT_FILMS} normal and {CHEXPERT_FILMS} abnormal PA films of the training list, as in SQUID"
+    parts = split.rows(frontal)
+    return _labelled(frontal, "chexpert250", sentence, _chexpert_rows(frontal), parts["train"], split)
+
+
+def _chexpert_rows(manifest: Manifest) -> Rows:
+    """The drawn films, in the order of rows: a shuffle by film name decides, not the order of the table."""
+    table = manifest.table
+    usable = (table["split"] == "train") & (table["view"] == "PA") & table["normal"].notna()
+    order = table["image"][usable].sort_values().index.to_numpy()
+    order = order[np.random.default_rng(_CHEXPERT_SEED).permutation(len(order))]
+    first = table.loc[order].drop_duplicates("patient")  # one film a patient
+    drawn = [first.index[first["normal"] == value][:CHEXPERT_FILMS] for value in (1.0, 0.0)]
+    for found, word in zip(drawn, ("normal", "abnormal"), strict=True):
+        if len(found) < CHEXPERT_FILMS:
+            raise UserError(
+                f"{len(found)} patients have {word} PA films in the training list, and --protocol chexpert250 needs "
+                f"{CHEXPERT_FILMS}; is this CheXpert, built with `afire data build chexpert`?"
+            )
+    return np.sort(np.concatenate(drawn)).astype(np.int64)
+
+
+def check_unseen(model: Path, films: Films, test: Rows, used: Sequence[Rows] = ()) -> None:
+    """Refuse a detector that knows test films: by the films' keys in its folder, and by patient where ``used`` says."""
+    seen = max(films_seen(folder, films, test) for folder in (model, model / "adapt"))
+    if seen:
+        raise UserError(
+            f"{seen:,} of the {len(test):,} test films were used to fit {model}; fit it with a --split that sets them "
+            "aside, and test it with the same --split."
+        )
+    if used:
+        fitted = np.concatenate(list(used))
+        check_no_leaks(films.manifest, {f"the films that fitted {model.name}": fitted, "the test": test})
+
+
+def seen_in_pretraining(model: Path, films: Films, test: Rows) -> int:
+    """How many test films the pre-training saw; 0 where that is not known."""
+    return films_seen(model / "pretrain", films, test)

@@ -1,0 +1,328 @@
+"""A detector over a file or a folder of films, several batches side by side.
+
+A thread takes a batch all the way: it reads and resizes the films, lets the networks look at them, and draws what was
+found. The journal ``results.jsonl`` gets a line when everything of a film is on disk. Memory does not grow with the
+number of films but for one line each; a killed run goes on where the journal ends.
+
+There is about one thread for each core. With readers, networks and painters in threads of their own, there were three
+times as many, which took the cores and Python's lock from each other: a tenth of the time nobody worked. One batch on
+all cores would be slower still: the threads of an operation wait for whichever was kept from its core.
+
+Shapes: B films of S x S pixels, heat of R x C cells, H x W pixels of a film as it is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import BoundedSemaphore
+from typing import Any, TextIO, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from afire.config import ImageConfig
+from afire.data.decode import read_film
+from afire.data.film import Film, FilmInfo, FitMode, fit_square
+from afire.data.sources.disk import list_films
+from afire.detect.detector import CONFIG, MODEL, SETTINGS, TENSORS, Detector
+from afire.detect.findings import (
+    CSV,
+    JOURNAL,
+    JSON,
+    OUT_OF_DOMAIN,
+    SCORED,
+    UNREADABLE,
+    FilmResult,
+    read_journal,
+    regions,
+    sentence,
+    shown_name,
+    to_line,
+)
+from afire.errors import UserError
+from afire.files import folder_lock, names_path, sha256_file, sha256_text
+from afire.processes import usable_cores
+from afire.progress import progress
+
+LONGEST_SIDE = 512  # of a film as it is shown
+BATCH = 32
+_MOST_SIDE_BY_SIDE = 8  # batches: each holds its own activations
+_FEWEST = 4  # films of a batch
+PAGE = "report.html"
+_WRITTEN = (JOURNAL, CSV, JSON, PAGE)
+T = TypeVar("T")
+Job = tuple[int, str]  # number and name of a film
+
+logger = logging.getLogger("afire")
+
+
+@dataclass(frozen=True)
+class ReadFilm:
+    """A film that could be read."""
+
+    number: int
+    file: str
+    path: Path
+    square: Film  # (S, S), what the networks see
+    shown: NDArray[np.uint8] | None  # (H, W), what people see
+    info: FilmInfo
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Everything there is to draw of a film. A film out of domain has no heat: it would mean nothing."""
+
+    film: ReadFilm
+    result: FilmResult
+    heat: NDArray[np.float32] | None  # (R, C)
+    restored: NDArray[np.float32] | None  # (S, S)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Pictures that were written, kind -> file relative to the results' folder, and what went wrong with others."""
+
+    pictures: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+
+Draw = Callable[[Drawing], Drawn]
+
+
+@dataclass(frozen=True)
+class RunTask:
+    """What to run over what. ``draw`` is called in other threads; without it there are no pictures."""
+
+    detector: Detector
+    model_hash: str
+    source: Path
+    out: Path
+    draw: Draw | None = None
+    picture_settings: str = ""  # those of ``draw``: a resumed run must draw alike
+    batch: int = BATCH
+    workers: int | None = None
+    recursive: bool = True
+    resume: bool = False
+    force: bool = False
+
+
+def detector_hash(folder: Path) -> str:
+    """Of all that decides a detector's answers."""
+    return sha256_text("\n".join(sha256_file(folder / name) for name in (CONFIG, MODEL, TENSORS, SETTINGS)))
+
+
+def run_detector(task: RunTask) -> list[FilmResult]:
+    """Score every film, draw it, and keep the journal; returns all results, those of an earlier run included."""
+    root, names = _films(task)
+    with folder_lock(task.out, "the results in"):
+        done = _earlier(task, root)
+        known = {result.file for result in done}
+        first = 1 + max((result.number for result in done), default=-1)
+        jobs = [(first + place, name) for place, name in enumerate(n for n in names if shown_name(n) not in known)]
+        if done:
+            logger.info("%s films are done, %s are left", f"{len(done):,}", f"{len(jobs):,}")
+        with names_path(task.out / JOURNAL), (task.out / JOURNAL).open("a", encoding="utf-8") as journal:
+            # A resumed journal may end in a torn line.
+            journal.write("\n" if journal.tell() else json.dumps({"run": _header(task, root)}) + "\n")
+            journal.flush()
+            found = _run(task, root, jobs, journal)
+    return [*done, *found]
+
+
+def _films(task: RunTask) -> tuple[Path, list[str]]:
+    """The folder, and the films in it by relative name; nothing that a run has written."""
+    source = task.source
+    if not source.exists():
+        raise UserError(f"{source} does not exist; give a film or a folder of films.")
+    if source.is_file():
+        return source.parent, [source.name]
+    names = list_films(source, look_inside=True, any_name=True, recursive=task.recursive)
+    own, root = task.out.resolve(), source.resolve()
+    if own == root:
+        raise UserError(f"--out {task.out} is the folder of films itself; choose another, or one inside it.")
+    if own.is_relative_to(root):
+        names = [name for name in names if not name.startswith(own.relative_to(root).as_posix() + "/")]
+    if not names:
+        raise UserError(f"there are no films (PNG, JPEG, TIFF, DICOM) in {source}.")
+    return source, names
+
+
+def _earlier(task: RunTask, root: Path) -> list[FilmResult]:
+    """What an earlier run has done, when it is to be resumed; an --out with results is otherwise left alone."""
+    written = [name for name in _WRITTEN if (task.out / name).exists()]
+    if task.resume and (task.out / JOURNAL).exists() and (task.out / JOURNAL).stat().st_size:
+        before, done = read_journal(task.out / JOURNAL)
+        for name, now in _header(task, root).items():
+            if before.get(name) != now:
+                raise UserError(
+                    f"{task.out} was begun with another {name.replace('_', ' ')}; resume with the same, or add "
+                    "--force instead of --resume to begin again."
+                )
+        return done
+    if written and not (task.force or (task.resume and written == [JOURNAL])):
+        raise UserError(f"{task.out} already holds {written[0]}; add --resume to go on, --force to begin again.")
+    for name in written:
+        (task.out / name).unlink()
+    return []
+
+
+def _header(task: RunTask, root: Path) -> dict[str, Any]:
+    """What a resumed run must have in common with the one that began. The folder is hashed: its path is private."""
+    return {
+        "model": task.model_hash,
+        "source": sha256_text(shown_name(str(root.resolve()))),
+        "picture_settings": task.picture_settings,
+    }
+
+
+def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> list[FilmResult]:
+    workers = task.workers or usable_cores()
+    on_cpu = task.detector.device.type == "cpu"
+    side = min(workers, _MOST_SIDE_BY_SIDE) if on_cpu else 1
+    parts = list(_parts(jobs, task.batch, workers))
+    looking = BoundedSemaphore(side)
+    results: list[FilmResult] = []
+    with (
+        _share_of_cores(min(side, len(parts))),
+        _threads(workers) as threads,
+        progress("detecting", len(jobs), "films") as bar,
+    ):
+        batches = (partial(_whole_batch, task, root, part, looking) for part in parts)
+        for found in _ahead(threads, batches, 2 * workers + 1):
+            journal.writelines(to_line(result) for result in found)
+            journal.flush()
+            results += found
+            bar.advance(len(found))
+    return results
+
+
+def _parts(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
+    """Batches of ``most`` films, smaller ones towards the end: so all threads have something to do until it."""
+    start = 0
+    while start < len(jobs):
+        size = min(most, max(_FEWEST, -(-(len(jobs) - start) // (2 * workers))))
+        yield jobs[start : start + size]
+        start += size
+
+
+@contextmanager
+def _share_of_cores(side: int) -> Iterator[None]:
+    """For so many batches side by side: threads that start within use a share of torch's threads each."""
+    before = torch.get_num_threads()
+    if side > 1:
+        torch.set_num_threads(max(1, before // side))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _whole_batch(task: RunTask, root: Path, jobs: Sequence[Job], looking: BoundedSemaphore) -> list[FilmResult]:
+    """Read, look, draw: the results of a batch, in its order."""
+    image, shows = task.detector.config.image, task.draw is not None
+    read = [_read(root, number, name, image, shows) for number, name in jobs]
+    films = [one for one in read if isinstance(one, ReadFilm)]
+    results = {one.number: one for one in read if isinstance(one, FilmResult)}
+    for drawing in _drawings(task.detector, films, shows, looking) if films else ():
+        result = drawing.result
+        if task.draw is not None:
+            drawn = task.draw(drawing)
+            result = replace(result, pictures=drawn.pictures, notes=drawn.notes)
+        results[result.number] = result
+    return [results[number] for number, _ in jobs]
+
+
+def _drawings(
+    detector: Detector, films: Sequence[ReadFilm], restore: bool, looking: BoundedSemaphore
+) -> Iterator[Drawing]:
+    squares = np.stack([film.square for film in films])
+    images = torch.from_numpy(squares)[:, None]
+    with looking:
+        found = detector.score(images, restore=restore)
+    objections = detector.domain.objections(images, [film.info for film in films])
+    places = regions(squares, found.heat)
+    for number, film in enumerate(films):
+        trusted = not objections[number]
+        place = places[number]
+        x, y = _on_film(place.x, place.y, film.info, detector.config.image.fit)
+        result = FilmResult(
+            film.number,
+            film.file,
+            SCORED if trusted else OUT_OF_DOMAIN,
+            score=float(found.score[number]),
+            region=sentence(place, detector.scale.low) if trusted else "",
+            region_words=place.words if trusted else "",
+            region_sd=place.sd if trusted else None,
+            x=x if trusted else None,
+            y=y if trusted else None,
+            view=film.info.view,
+            stored_inverted=film.info.inverted,
+            objections=tuple(objections[number]),
+        )
+        restored = found.restored[number] if trusted and found.restored is not None else None
+        yield Drawing(film, result, found.heat[number] if trusted else None, restored)
+
+
+def _on_film(x: float, y: float, info: FilmInfo, fit: FitMode) -> tuple[float, float]:
+    """A place on the square film, in fractions of the film itself."""
+    if fit == "squash":
+        return x, y
+    side = (max if fit == "letterbox" else min)(info.width, info.height)
+    across, down = (0.5 + (at - 0.5) * side / length for at, length in ((x, info.width), (y, info.height)))
+    return min(max(across, 0.0), 1.0), min(max(down, 0.0), 1.0)
+
+
+def _read(root: Path, number: int, name: str, image: ImageConfig, shows: bool) -> ReadFilm | FilmResult:
+    file, path = shown_name(name), root / name
+    try:
+        film, info = read_film(path, voi=image.voi)
+        square = fit_square(film, image.size, image.fit)
+        return ReadFilm(number, file, path, square, _shown(film) if shows else None, info)
+    except UserError as error:
+        # The message starts with the path, which stands beside it already, and whose folders are private.
+        reason = shown_name(str(error)).removeprefix(shown_name(str(path))).lstrip(": ")
+    except (MemoryError, OSError, ValueError, ArithmeticError) as error:  # one film must not end a batch
+        reason = f"cannot be read ({type(error).__name__})"
+    return FilmResult(number, file, UNREADABLE, objections=(reason,))
+
+
+def _shown(film: Film) -> NDArray[np.uint8]:
+    """The film in its own proportions, no side longer than ``LONGEST_SIDE``."""
+    height, width = film.shape
+    scale = min(1.0, LONGEST_SIDE / max(height, width))
+    if scale < 1:
+        size = max(1, round(width * scale)), max(1, round(height * scale))
+        film = np.asarray(Image.fromarray(film).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
+    pixels: NDArray[np.uint8] = np.rint(np.clip(film, 0, 1) * 255).astype(np.uint8)
+    return pixels
+
+
+def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
+    """Results in order, with ``most`` calls under way or waiting to be fetched."""
+    waiting: deque[Future[T]] = deque()
+    for call in calls:
+        waiting.append(pool.submit(call))
+        if len(waiting) >= most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that, when the body fails, drops what has not begun instead of finishing it."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,262 @@
+"""From a film to the network's input, as numbers that other tools can follow.
+
+A folder that timm opens: ``timm.create_model("local-dir:FOLDER")``, or a state dict for its VisionTransformer.
+
+A folder that transformers opens as a plain ViT: ``ViTModel.from_pretrained(FOLDER, add_pooling_layer=False)``.
+
+``encoder.pt2``: a graph that ``torch.export.load`` opens without afire. Batch size is free.
+
+The encoder in the formats of other libraries. Each can be written, and run there to compare it with ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afire.config import Config, ImageConfig
+from afire.errors import UserError
+from afire.export import onnx
+from afire.export.onnx import EncoderGraph, Preprocess
+from afire.files import write_json
+from afire.nn.layers import Normalise
+from afire.weights.files import read_tensors, to_huggingface, write_tensors
+from afire.weights.open import Backbone
+
+FITS = {
+    "squash": "both sides are scaled to size, each by its own factor",
+    "letterbox": "the longer side is scaled to size, the rest is black on both sides",
+    "crop": "the central square is scaled to size",
+}
+
+
+def constants(image: ImageConfig) -> tuple[list[float], list[float]] | None:
+    """Mean and std of each channel, or None where each film has its own."""
+    if image.normalise == "film":
+        return None
+    normalise = Normalise(image)
+    mean, std = normalise.mean.flatten().tolist(), normalise.std.flatten().tolist()
+    repeat = image.channels // len(mean)
+    return mean * repeat, std * repeat
+
+
+def describe(image: ImageConfig) -> dict[str, Any]:
+    """What ``preprocessing.json`` holds."""
+    known = constants(image)
+    return {
+        "size": image.size,
+        "channels": image.channels,
+        "range": [0.0, 1.0],
+        "grey": "black is 0; 8 bits / 255, 16 bits / 65535; DICOM: modality LUT, then VOI, then MONOCHROME1 inverted",
+        "voi": image.voi,
+        "resize": {"fit": image.fit, "meaning": FITS[image.fit], "filter": "bicubic, antialiased, clipped to [0, 1]"},
+        "normalise": image.normalise,
+        "mean": known[0] if known else "of the film",
+        "std": known[1] if known else "of the film, population form, at least 0.001",
+        "channels_from_grey": "repeated" if image.channels == 3 else "as it is",
+    }
+
+
+TIMM_WEIGHTS, TIMM_CONFIG = "model.safetensors", "config.json"
+
+
+def arguments(backbone: Backbone) -> dict[str, Any]:
+    """Of ``timm.models.vision_transformer.VisionTransformer``."""
+    encoder, image = backbone.config.encoder, backbone.config.image
+    return {
+        "img_size": image.size,
+        "patch_size": encoder.patch_size,
+        "in_chans": image.channels,
+        "embed_dim": encoder.width,
+        "depth": encoder.depth,
+        "num_heads": encoder.heads,
+        "num_classes": 0,
+    }
+
+
+def write_timm(folder: Path, backbone: Backbone) -> None:
+    image, model_args = backbone.config.image, arguments(backbone)
+    write_tensors(folder / TIMM_WEIGHTS, backbone.encoder.state_dict())
+    channels, size = model_args.pop("in_chans"), image.size
+    mean, std = constants(image) or ([0.0] * channels, [1.0] * channels)
+    fixed = {
+        "input_size": [channels, size, size],
+        "fixed_input_size": True,
+        "interpolation": "bicubic",
+        "crop_pct": 1.0,
+    }
+    write_json(
+        folder / TIMM_CONFIG,
+        {
+            "architecture": "vit_base_patch16_224",  # the class; every size it stands for is overruled by model_args
+            "num_classes": model_args.pop("num_classes"),
+            "num_features": backbone.config.encoder.width,
+            "model_args": {**model_args, "in_chans": channels},
+            "pretrained_cfg": {**fixed, "mean": mean, "std": std, "first_conv": "patch_embed.proj", "num_classes": 0},
+        },
+    )
+
+
+@torch.no_grad()
+def run_timm(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+    from timm.models.vision_transformer import VisionTransformer
+
+    network = VisionTransformer(**arguments(backbone)).eval()
+    network.load_state_dict(read_tensors(folder / TIMM_WEIGHTS), strict=True)
+    tokens = network.forward_features(backbone.normalise(films))[:, 1:]
+    return {"tokens": tokens, "embedding": tokens.mean(dim=1)}
+
+
+HF_WEIGHTS, HF_CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
+
+
+def model_config(config: Config) -> dict[str, Any]:
+    """``ViTConfig`` as JSON."""
+    encoder, image = config.encoder, config.image
+    return {
+        "architectures": ["ViTModel"],
+        "model_type": "vit",
+        "hidden_size": encoder.width,
+        "num_hidden_layers": encoder.depth,
+        "num_attention_heads": encoder.heads,
+        "intermediate_size": 4 * encoder.width,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "image_size": image.size,
+        "patch_size": encoder.patch_size,
+        "num_channels": image.channels,
+        "qkv_bias": True,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "torch_dtype": "float32",
+    }
+
+
+def processor_config(config: Config) -> dict[str, Any]:
+    """``ViTImageProcessor`` as JSON. It knows no mean and std of each film: with normalise film it leaves them out."""
+    image = config.image
+    known = constants(image)
+    mean, std = known or ([0.0] * image.channels, [1.0] * image.channels)
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": image.size, "width": image.size},
+        "resample": 3,  # bicubic
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": known is not None and image.normalise != "none",
+        "image_mean": mean,
+        "image_std": std,
+        "do_convert_rgb": image.channels == 3,
+    }
+
+
+def write_hf(folder: Path, backbone: Backbone) -> None:
+    write_tensors(folder / HF_WEIGHTS, to_huggingface(backbone.encoder.state_dict()))
+    write_json(folder / HF_CONFIG, model_config(backbone.config))
+    write_json(folder / PROCESSOR, processor_config(backbone.config))
+
+
+@torch.no_grad()
+def run_hf(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+    with _quiet_transformers():
+        from transformers import ViTModel
+
+        network = ViTModel.from_pretrained(folder, add_pooling_layer=False, local_files_only=True).eval()
+    tokens = network(pixel_values=backbone.normalise(films)).last_hidden_state[:, 1:]
+    return {"tokens": tokens, "embedding": tokens.mean(dim=1)}
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging as theirs
+
+    logger = logging.getLogger("transformers")
+    level, bars = logger.level, theirs.is_progress_bar_enabled()
+    logger.setLevel(logging.ERROR)
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if bars:
+            theirs.enable_progress_bar()
+
+
+FILE = "encoder.pt2"
+
+
+def write_torch_export(folder: Path, backbone: Backbone, preprocess: Preprocess = "normalise") -> None:
+    torch.export.save(EncoderGraph(backbone, preprocess).trace(), folder / FILE)
+
+
+@torch.no_grad()
+def run_torch_export(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+    tokens, embedding = torch.export.load(folder / FILE).module()(films)
+    return {"tokens": tokens, "embedding": embedding}
+
+
+__all__ = ["FORMATS", "Format", "missing"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: how to write it into a folder, and how the library it is for runs it."""
+
+    name: str
+    backend: str
+    """Who runs it."""
+    write: Callable[[Path, Backbone], None]
+    run: Callable[[Path, Backbone, Tensor], dict[str, Tensor]]
+    """(folder, ours, films (B, 1, S, S) in [0, 1]) -> ``tokens`` (B, L, D) and what else it gives."""
+    needs_to_write: tuple[str, ...] = ()
+    needs_to_run: tuple[str, ...] = ()
+    extra: str = ""
+    """The extra of afire that brings them."""
+
+    def require_writer(self) -> None:
+        """Refuse, with the extra to install, where a package is missing."""
+        absent = missing(self.needs_to_write)
+        if absent:
+            raise UserError(
+                f"--format {self.name} needs {', '.join(absent)}; install it with pip install 'afire[{self.extra}]'."
+            )
+
+
+def missing(modules: tuple[str, ...]) -> list[str]:
+    """Those of ``modules`` that are not installed."""
+    return [name for name in modules if find_spec(name) is None]
+
+
+FORMATS = {
+    one.name: one
+    for one in (
+        Format("timm", "timm", write_timm, run_timm, needs_to_run=("timm", "torchvision"), extra="timm"),
+        Format(
+            "hf",
+            "transformers",
+            write_hf,
+            run_hf,
+            needs_to_run=("transformers",),
+            extra="transformers",
+        ),
+        Format(
+            "onnx",
+            "onnxruntime",
+            onnx.write_onnx,
+            onnx.run_onnx,
+            needs_to_write=("onnx", "onnxscript"),
+            needs_to_run=("onnxruntime",),
+            extra="onnx",
+        ),
+        Format("torch", "torch.export", write_torch_export, run_torch_export),
+    )
+}

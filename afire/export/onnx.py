@@ -1,0 +1,265 @@
+"""What is turned into a graph: networks and, if wanted, what comes before them.
+
+``detector.onnx``: films in, score, p-value and heatmap out.
+
+``encoder.onnx``: films in, tokens and their mean out, with a free batch size; checked against onnxruntime.
+
+A fitted detector inside a bundle: its folder without what tells of the machine it was fitted on.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from afire.config import ImageConfig
+from afire.detect.detector import SETTINGS, Detector
+from afire.detect.maps import SCORES, Standard, TokenGaussian, film_scores, look, raw_maps, standardised
+from afire.errors import UserError
+from afire.weights.bundle import DETECTOR, is_bundle
+from afire.weights.hub import local_path
+from afire.weights.open import Backbone, Pretrained, model_hash
+
+Preprocess = Literal["none", "normalise", "resize"]
+_LARGEST = 16384  # pixels of a side
+
+
+class Graph(nn.Module):
+    """Something that takes ``images``.
+
+    ``none``: the network's own input (B, C, S, S). ``normalise``: films (B, 1, S, S) in [0, 1]. ``resize``: films
+    (B, 1, H, W) in [0, 1] of any size, squashed as :func:`afire.data.film.fit_square` does it.
+    """
+
+    def __init__(self, image: ImageConfig, preprocess: Preprocess) -> None:
+        super().__init__()
+        if preprocess == "resize" and image.fit != "squash":
+            raise UserError(
+                f"a graph can only squash films, but these weights want {image.fit}; use --preprocess normalise."
+            )
+        self.preprocess, self.size = preprocess, image.size
+        self.channels = image.channels if preprocess == "none" else 1
+
+    def square(self, images: Tensor) -> Tensor:
+        """Films at the model's size, still in [0, 1]."""
+        if self.preprocess != "resize":
+            return images
+        side = (self.size, self.size)
+        # The same filter as pillow's: cubic with a = -0.5, widened by the factor of reduction.
+        return F.interpolate(images, size=side, mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+
+    def trace(self) -> ExportedProgram:
+        """With a free batch size and, where it resizes, free height and width."""
+        side = (self.size, self.size)
+        free: dict[int, Dim] = {0: Dim("batch", min=1)}
+        if self.preprocess == "resize":
+            side = (self.size + 24, self.size + 8)
+            free |= {2: Dim("height", min=2, max=_LARGEST), 3: Dim("width", min=2, max=_LARGEST)}
+        # Two films: torch.export takes a batch of one for a fixed one.
+        films = torch.linspace(0, 1, side[0] * side[1]).view(1, 1, *side).repeat(2, self.channels, 1, 1)
+        return torch.export.export(self.eval(), (films,), dynamic_shapes={"images": free})
+
+
+class EncoderGraph(Graph):
+    """Films -> image tokens (B, L, D) and their mean (B, D)."""
+
+    def __init__(self, backbone: Backbone, preprocess: Preprocess = "normalise") -> None:
+        super().__init__(backbone.config.image, preprocess)
+        self.encoder, self.normalise = backbone.encoder, backbone.normalise
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        films = images if self.preprocess == "none" else self.normalise(self.square(images))
+        tokens: Tensor = self.encoder(films)[:, 1:]
+        return tokens, tokens.mean(dim=1)
+
+
+DETECTOR_FILE = "detector.onnx"
+OUTPUTS = ["score", "p_value", "heatmap"]
+_GAUSSIAN = ("mean", "whiten", "shrinkage")
+
+
+class DetectorGraph(Graph):
+    """Films -> score (B,), p-value (B,), heatmap (B, rows, columns) in sd of normal films.
+
+    What was fitted becomes buffers, so that it is part of the graph's weights.
+    """
+
+    calibration: Tensor
+
+    def __init__(self, detector: Detector, preprocess: Preprocess = "normalise") -> None:
+        super().__init__(detector.config.image, preprocess)
+        if preprocess == "none":
+            raise UserError("a detector's graph normalises films itself; use --preprocess normalise or resize.")
+        self.model, self.choice = detector.model, detector.choice
+        self.standards = list(detector.fitted.standards)
+        self.register_buffer("calibration", torch.from_numpy(detector.calibration.normal_scores))
+        for name in _GAUSSIAN:
+            self.register_buffer(f"tokens_{name}", getattr(detector.fitted.gaussian, name))
+        for name, standard in detector.fitted.standards.items():
+            self.register_buffer(f"standard_{name}_mean", standard.mean)
+            self.register_buffer(f"standard_{name}_sd", standard.sd)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        standards, gaussian = self._fitted()
+        evidence = look(self.model, self.square(images))
+        components = self.choice.components
+        wanted = {SCORES[one.name].map for one in components}
+        raw = raw_maps(self.model, evidence, gaussian, standards.get("student_surprise"), wanted)
+        standard = standardised(raw, standards)
+        scores = film_scores(raw, standard, [one.name for one in components])
+        score = torch.stack([(scores[one.name] - one.centre) / one.spread for one in components]).mean(dim=0)
+        as_high = (self.calibration[None] >= score[:, None]).sum(dim=1)
+        p_value = (1 + as_high) / (1 + self.calibration.shape[0])
+        heat = torch.stack([standard[SCORES[one.name].map] for one in components]).mean(dim=0)
+        return score.float(), p_value.float(), heat.view(-1, *self.model.grid).float()
+
+    def _fitted(self) -> tuple[dict[str, Standard], TokenGaussian]:
+        standards = {
+            name: Standard(getattr(self, f"standard_{name}_mean"), getattr(self, f"standard_{name}_sd"))
+            for name in self.standards
+        }
+        return standards, TokenGaussian(*(getattr(self, f"tokens_{name}") for name in _GAUSSIAN))
+
+
+def write_detector_graph(folder: Path, detector: Detector, preprocess: Preprocess = "normalise") -> None:
+    """Write the graph of a detector."""
+    with quiet_exporter():
+        save(DetectorGraph(detector, preprocess).trace(), folder / DETECTOR_FILE, OUTPUTS)
+
+
+def run_detector_graph(folder: Path, films: Tensor) -> dict[str, Tensor]:
+    """What onnxruntime makes of it, by name of the output."""
+    return run_file(folder / DETECTOR_FILE, films)
+
+
+ONNX_FILE = "encoder.onnx"
+OPSET = 18  # the first that can resize without aliasing
+_FREE = ("batch", "height", "width")
+
+
+def write_onnx(folder: Path, backbone: Backbone, preprocess: Preprocess = "normalise") -> None:
+    with quiet_exporter():
+        save(EncoderGraph(backbone, preprocess).trace(), folder / ONNX_FILE, ["tokens", "embedding"])
+
+
+def save(program: ExportedProgram, file: Path, outputs: list[str]) -> None:
+    """Translate an exported graph whose only input is ``images``."""
+    converted = torch.onnx.export(
+        program,
+        (),
+        dynamo=True,
+        verbose=False,
+        opset_version=OPSET,
+        input_names=["images"],
+        output_names=outputs,
+    )
+    assert converted is not None
+    _name_free_sides(converted)
+    converted.save(file)
+
+
+def _name_free_sides(converted: Any) -> None:
+    """torch calls them s34 and the like; give them their names back."""
+    names: dict[str, str] = {}
+    for place, side in zip((0, 2, 3), _FREE, strict=True):
+        size = converted.model.graph.inputs[0].shape[place]
+        if not isinstance(size, int):
+            names[str(size.value)] = side
+    for value in [*converted.model.graph.inputs, *converted.model.graph.outputs]:
+        for place, size in enumerate(value.shape):
+            if not isinstance(size, int) and str(size.value) in names:
+                value.shape[place] = names[str(size.value)]
+
+
+def run_onnx(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+    return run_file(folder / ONNX_FILE, films)
+
+
+def run_file(file: Path, films: Tensor) -> dict[str, Tensor]:
+    """All outputs of a graph for films, by name, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    found = session.run(names, {"images": films.numpy()})
+    return {name: torch.from_numpy(array) for name, array in zip(names, found, strict=True)}
+
+
+@contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """The exporter prints its progress and warns of what is not ours: that torchvision is not there, for one."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def find_detector(weights: str | Path, asked: Path | None) -> Detector | None:
+    """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
+    if asked is not None:
+        return Detector.load(asked)
+    path = local_path(weights)
+    folder = path / DETECTOR if is_bundle(path) else path
+    return Detector.load(folder) if (folder / SETTINGS).is_file() else None
+
+
+def check_origin(detector: Detector, pretrained: Pretrained) -> None:
+    """A bundle's detector was fitted from the bundle's weights, or is them."""
+    fitted_from = detector.origin.get("weights") or {}
+    if pretrained.hash not in (fitted_from.get("hash"), model_hash(detector.model)):
+        raise UserError(
+            f"the detector was fitted from other weights ({fitted_from.get('name')}) than {pretrained.name}; "
+            "export those, or give the detector's folder itself in place of the run."
+        )
+
+
+def scrubbed(detector: Detector) -> Detector:
+    """Without the command and its paths, which are nobody else's business."""
+    environment = detector.origin.get("environment") or {}
+    kept = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
+    detector.origin = {**detector.origin, "environment": kept}
+    return detector
+
+
+def facts(detector: Detector) -> dict[str, Any]:
+    """What ``config.json`` and the card say about it."""
+    data = detector.origin.get("data") or {}
+    threshold = detector.threshold if np.isfinite(detector.threshold) else None
+    films = detector.origin.get("parts") or {}
+    return {
+        "score": detector.choice.name,
+        "false_alarms": detector.false_alarms,
+        "threshold": threshold,
+        "calibration_films": len(detector.calibration),
+        "fitted_on": films.get("fit"),
+        "data": data.get("name"),
+        "notes": detector.origin.get("notes") or [],
+        "heat_scale": {"low": detector.scale.low, "high": detector.scale.high},
+    }
+
+
+@torch.no_grad()
+def detector_outputs(detector: Detector, film: Tensor) -> dict[str, Tensor]:
+    """``score`` and ``p_value`` (1,), ``heatmap`` (1, rows, columns) of a film (1, 1, S, S) in [0, 1]."""
+    found = detector.score(film, restore=False)
+    return {
+        "score": torch.from_numpy(found.score).float(),
+        "p_value": torch.from_numpy(detector.calibration.p_values(found.score)).float(),
+        "heatmap": torch.from_numpy(found.heat),
+    }

@@ -1,0 +1,190 @@
+"""A phantom film and what the networks say about it, so that whoever receives weights can see that they work.
+
+The film is drawn, no patient's. It is larger than the network's input and not square, so that reading and resizing are
+part of what is compared.
+
+Does a bundle say here what it said where it was exported? Asked of every library that is installed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from afire.config import ImageConfig
+from afire.data.decode import read_film
+from afire.data.film import fit_square
+from afire.data.phantom.film import draw_film
+from afire.detect.detector import Detector
+from afire.errors import UserError
+from afire.export import onnx
+from afire.export.formats import FORMATS, Format, missing
+from afire.export.onnx import detector_outputs
+from afire.methods.afire import AFiRe
+from afire.methods.equations import surprise
+from afire.weights.bundle import SAMPLE, Bundle
+from afire.weights.files import read_tensors, write_tensors
+from afire.weights.open import Backbone, load_backbone
+
+FILM, EXPECTED = "film.png", "expected.safetensors"
+TOLERANCE = 1e-4
+"""Of the largest expected value, or of 1 where that is smaller: float32 differs this much between machines."""
+_SEED, _INDEX, _FINDING = 0, 1, "Consolidation"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far an output is from what was expected."""
+
+    output: str
+    largest: float
+    bound: float
+
+    @property
+    def equal(self) -> bool:
+        return self.largest <= self.bound  # false for NaN
+
+
+def write_film(folder: Path, size: int) -> Path:
+    """Draw the sample film and keep it as a 16-bit PNG; its path."""
+    film = draw_film(_SEED, _INDEX, round(1.25 * size), diseases=(_FINDING,)).image
+    margin = film.shape[1] // 16
+    pixels: NDArray[np.uint16] = np.rint(film[:, margin:-margin] * 65535).astype(np.uint16)
+    file = folder / SAMPLE / FILM
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file
+
+
+def read_input(file: Path, image: ImageConfig) -> Tensor:
+    """A film's file as the network takes it: (1, 1, S, S) in [0, 1]."""
+    film, _ = read_film(file, voi=image.voi)
+    return torch.from_numpy(fit_square(film, image.size, image.fit))[None, None]
+
+
+def read_whole(file: Path) -> Tensor:
+    """A film's file at its own size: (1, 1, H, W) in [0, 1]."""
+    return torch.from_numpy(read_film(file)[0])[None, None]
+
+
+@torch.no_grad()
+def outputs(model: AFiRe, film: Tensor) -> dict[str, Tensor]:
+    """All that a model says about a film (1, 1, S, S) in [0, 1]; what it has no part for is left out.
+
+    ``tokens``, ``student_tokens`` (1, L, D), ``embedding`` (1, D), ``log_q`` (1, L, K), ``surprise`` (1, L),
+    ``restored`` (1, L, P), ``lesion_logits`` (1, L).
+    """
+    tokens = model.encode(film)
+    found = {"tokens": tokens, "embedding": tokens.mean(dim=1), "student_tokens": model.encode(film, "student")}
+    if model.teacher.head is not None and model.config.losses.contrast == "probability":
+        found["log_q"] = model.assign(film)
+        if model.bank is not None:
+            found["surprise"] = surprise(found["log_q"], model.prototypes)
+    if model.decoder is not None:
+        found["restored"] = model.restore(film)
+    if model.lesion_classifier is not None:
+        found["lesion_logits"] = model.lesion_logits(film)
+    return {name: tensor.float().cpu() for name, tensor in found.items()}
+
+
+def write_expected(folder: Path, expected: Mapping[str, Tensor]) -> None:
+    write_tensors(folder / SAMPLE / EXPECTED, expected)
+
+
+def read_expected(folder: Path) -> dict[str, Tensor]:
+    return read_tensors(folder / SAMPLE / EXPECTED)
+
+
+def compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[Difference]:
+    """The largest difference of every output that was found; another shape is infinitely far away."""
+    return [_difference(name, expected[name], tensor) for name, tensor in found.items() if name in expected]
+
+
+def _difference(name: str, expected: Tensor, found: Tensor) -> Difference:
+    bound = TOLERANCE * max(1.0, float(expected.abs().max()))
+    if expected.shape != found.shape:
+        return Difference(name, float("inf"), bound)
+    return Difference(name, float((found.float().cpu() - expected).abs().max()), bound)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one library makes of the sample film; ``note`` says why it was not asked, or how it failed."""
+
+    backend: str
+    differences: list[Difference] = field(default_factory=list)
+    note: str = ""
+    failed: bool = False
+
+    @property
+    def equal(self) -> bool | None:
+        """None where the library is not here."""
+        if self.failed:
+            return False
+        return all(one.equal for one in self.differences) if self.differences else None
+
+
+def verify_bundle(bundle: Bundle) -> Iterator[Check]:
+    """Recompute the expected outputs of an opened bundle: torch on every device, then each other library."""
+    folder = bundle.folder
+    expected = read_expected(folder)
+    film = read_input(folder / SAMPLE / FILM, bundle.config.image)
+    yield Check("reading and resizing", compare(expected, {"input": film}))
+    model = bundle.model()
+    detector = Detector.load(bundle.detector) if bundle.detector is not None else None
+    for device in devices():
+        yield _guarded(f"torch {device}", expected, partial(_on_device, model, detector, film, device))
+    backbone = load_backbone(str(folder))
+    for one in FORMATS.values():
+        absent = missing(one.needs_to_write + one.needs_to_run)
+        if absent:
+            yield Check(one.backend, note=f"not run, not installed: {', '.join(absent)}")
+        else:
+            yield _guarded(one.backend, expected, partial(_through, one, backbone, detector, film))
+
+
+def _through(form: Format, backbone: Backbone, detector: Detector | None, film: Tensor) -> dict[str, Tensor]:
+    """What another library says, by way of its files."""
+    with tempfile.TemporaryDirectory(prefix="afire-") as name:
+        form.write(Path(name), backbone)
+        found = form.run(Path(name), backbone, film)
+        if form.name == "onnx" and detector is not None:
+            onnx.write_detector_graph(Path(name), detector)
+            found |= onnx.run_detector_graph(Path(name), film)
+        return found
+
+
+def devices() -> list[str]:
+    """The kinds of device that torch sees here."""
+    found = ["cpu"]
+    found += ["cuda"] if torch.cuda.is_available() else []
+    return found + (["mps"] if torch.backends.mps.is_available() else [])
+
+
+def _on_device(model: AFiRe, detector: Detector | None, film: Tensor, device: str) -> dict[str, Tensor]:
+    found = outputs(model.to(device), film.to(device))
+    model.to("cpu")
+    if detector is not None:
+        found |= detector_outputs(detector.to(device), film)
+        detector.to("cpu")
+    return found
+
+
+def _guarded(backend: str, expected: Mapping[str, Tensor], compute: Callable[[], Mapping[str, Tensor]]) -> Check:
+    """Another library may fail in ways of its own; that is an answer too, and no reason to stop."""
+    try:
+        return Check(backend, compare(expected, compute()))
+    except UserError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or "no reason given").splitlines()[0]
+        return Check(backend, note=f"failed: {type(error).__name__}: {first}", failed=True)

@@ -1,0 +1,268 @@
+"""Where lesions get their chance from: 24-bit integers, from a generator or from a key.
+
+Draws are integers, not floats, so that "the k-th of n pixels" is exact integer arithmetic: the same lesion on every
+device, whatever the batch around it.
+
+Shapes: B images, V views, S lesion slots, D = len(Draw) draws for each lesion.
+
+Otsu's threshold for a batch of films, and a random pixel among the chosen ones. Shapes: B films of H x W.
+
+The lung field: the dark region that Otsu finds inside the body. A rough field for placing lesions, not anatomy.
+
+Shapes: B films of H x W, looked at as grids of G x G cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+DRAW_BITS = 24  # what a float32 holds exactly
+
+# Constants of splitmix64 (Steele, Lea and Flood 2014), as the signed integers torch knows.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_B = 0x94D049BB133111EB - (1 << 64)
+
+
+class Draw(IntEnum):
+    """What each random number of a lesion decides. Append only: the order is part of what a seed means."""
+
+    COUNT = 0  # lesions in the film; read from slot 0 only
+    TEXTURE = 1  # which highlighted pixel the texture window is centred on
+    WINDOW_X = 2  # where the window lies in a film without highlight
+    WINDOW_Y = 3
+    WIDTH = 4
+    HEIGHT = 5
+    AMPLITUDE = 6
+    PLACE_X = 7
+    PLACE_Y = 8
+    LUNG = 9  # which lung pixel the lesion is centred on
+    ANGLE = 10
+    KIND = 11  # texture or haze
+    PHASE = 12  # of the first of the outline's harmonics; the others follow
+    PHASE_3 = 13
+    PHASE_4 = 14
+    PHASE_5 = 15
+
+
+def drawn(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Draws (B, V, S, D) from a generator, on the generator's device; ``shape`` is (B, V, S)."""
+    return torch.randint(0, 1 << DRAW_BITS, (*shape, len(Draw)), generator=generator, device=generator.device)
+
+
+def keyed(seed: int, epoch: int, indices: Tensor | Sequence[int], views: int, slots: int) -> Tensor:
+    """Draws (B, V, S, D) that depend on nothing but (seed, epoch, sample index, view).
+
+    A key opens a splitmix64 stream and the n-th number of that stream is the key of the next level:
+    seed -> epoch -> sample -> view -> slot -> draw. A slot's draws therefore do not depend on how many slots there
+    are. Computed on the CPU, so that every device sees the same numbers.
+    """
+    samples = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
+    key = nth_of_stream(torch.tensor(_signed(seed)), torch.tensor(_signed(epoch)))
+    for level in (samples, torch.arange(views), torch.arange(slots), torch.arange(len(Draw))):
+        key = nth_of_stream(key.unsqueeze(-1), level)
+    return _shift_right(key, 64 - DRAW_BITS)
+
+
+def nth_of_stream(state: Tensor, n: Tensor) -> Tensor:
+    """The ``n``-th number of the splitmix64 stream that starts at ``state``; int64, wrapping around."""
+    mixed = state + (n + 1) * _GOLDEN
+    mixed = (mixed ^ _shift_right(mixed, 30)) * _MIX_A
+    mixed = (mixed ^ _shift_right(mixed, 27)) * _MIX_B
+    return mixed ^ _shift_right(mixed, 31)
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    """Logical shift: int64's own ``>>`` would drag the sign along."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """A Python integer as the int64 with the same low 64 bits."""
+    low = value & ((1 << 64) - 1)
+    return low - (1 << 64) if low >> 63 else low
+
+
+def below(draw: Tensor, limit: Tensor | int) -> Tensor:
+    """Uniform integer in [0, limit), exact; 0 where ``limit`` is 0."""
+    return (draw * limit) >> DRAW_BITS
+
+
+def unit(draw: Tensor) -> Tensor:
+    """Uniform float32 in [0, 1)."""
+    return draw.to(torch.float32) * 2.0**-DRAW_BITS
+
+
+_BINS = 256
+
+
+def otsu_threshold(gray_BHW: Tensor) -> Tensor:
+    """The grey value (B,) that best splits each film in two: the largest variance between the classes.
+
+    The 256 bins span each film's own range, so a dim 16-bit film is split as finely as a bright one. A film of one
+    value gets that value: nothing in it lies above.
+    """
+    return _split(gray_BHW)[0]
+
+
+def otsu_with_bright_level(gray_BHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Otsu's threshold (B,) and the mean grey value (B,) above it, to within half a bin."""
+    return _split(gray_BHW)
+
+
+def _split(gray_BHW: Tensor) -> tuple[Tensor, Tensor]:
+    flat = gray_BHW.flatten(1)
+    low, high = flat.amin(1), flat.amax(1)
+    width = (high - low) / _BINS
+    counts = _histogram(flat, low, width)
+
+    # Whole-number sums, exact in float64: empty bins tie exactly and the first wins everywhere. (MPS has no float64;
+    # there the threshold may move by a bin.)
+    exact = torch.float32 if flat.device.type == "mps" else torch.float64
+    moments = counts * torch.arange(_BINS, device=flat.device)
+    weight_below, sum_below = counts.cumsum(1)[:, :-1].to(exact), moments.cumsum(1)[:, :-1].to(exact)
+    weight, total = flat.shape[1], moments.sum(1, keepdim=True).to(exact)
+    weight_above = weight - weight_below
+    spread = (total * weight_below - weight * sum_below).square() / (weight_below * weight_above).clamp(min=1)
+    best = spread.argmax(1, keepdim=True)
+
+    threshold = low + (best[:, 0] + 1) * width
+    mean_bin = (total - sum_below.gather(1, best)) / weight_above.gather(1, best).clamp(min=1)
+    bright = low + (mean_bin[:, 0].to(flat.dtype) + 0.5) * width
+    single_valued = width <= 0
+    return torch.where(single_valued, high, threshold), torch.where(single_valued, high, bright)
+
+
+def _histogram(flat_BN: Tensor, low_B: Tensor, width_B: Tensor) -> Tensor:
+    scale = 1 / width_B.clamp(min=torch.finfo(torch.float32).tiny)
+    bins = (flat_BN - low_B[:, None]).mul_(scale[:, None]).clamp_(max=_BINS - 1).to(torch.int32)
+    films = len(flat_BN)
+    bins += torch.arange(films, dtype=torch.int32, device=bins.device)[:, None] * _BINS
+    return torch.bincount(bins.view(-1), minlength=films * _BINS).view(films, _BINS)
+
+
+class PixelPicker:
+    """Picks uniformly among the chosen pixels of each film, without listing them.
+
+    Counting by rows first means that a draw looks at one row of the film, not at all of it.
+    """
+
+    def __init__(self, chosen_BHW: Tensor) -> None:
+        self.chosen_BHW = chosen_BHW
+        self.cumulative_BH = chosen_BHW.sum(2, dtype=torch.int32).cumsum(1)
+
+    @property
+    def count(self) -> Tensor:
+        """Number of chosen pixels (B,), int64."""
+        return self.cumulative_BH[:, -1]
+
+    def pick(self, draw_BK: Tensor) -> tuple[Tensor, Tensor]:
+        """Column and row, each (B, K), of one chosen pixel for each draw; (0, 0) in a film without any."""
+        rank = below(draw_BK, self.count[:, None])
+        row = torch.searchsorted(self.cumulative_BH, rank, right=True).clamp(max=self.chosen_BHW.shape[1] - 1)
+        before = torch.nn.functional.pad(self.cumulative_BH, (1, 0)).gather(1, row)
+        films = torch.arange(len(rank), device=rank.device)[:, None]
+        along_row = self.chosen_BHW[films, row].cumsum(2, dtype=torch.int32)
+        column = (along_row <= (rank - before)[:, :, None]).sum(2)
+        none = (self.count == 0)[:, None]
+        return column.masked_fill(none, 0), row.masked_fill(none, 0)
+
+
+_GRID = 56
+_CENTRE = (0.15, 0.80, 0.15, 0.85)  # top, bottom, left, right of the part whose Otsu threshold separates the lungs
+_INSIDE = (0.04, 0.95, 0.04, 0.96)  # dark cells beyond this frame are outside the body
+_GAP = 2  # darkness narrower than 2 * _GAP + 1 cells does not let the outside in
+_SMALLEST_SHARE = 0.02  # of the film; a smaller field is none
+
+
+def lung_field(gray_BHW: Tensor) -> Tensor:
+    """True inside the lungs, bool (B, H, W); see :func:`lung_depth`."""
+    return lung_depth(gray_BHW) > 0
+
+
+def lung_depth(gray_BHW: Tensor) -> Tensor:
+    """0 outside the lung field, rising to 1 within a few pixels of its edge; float32 (B, H, W).
+
+    The dark cells are shared between two fronts that start at the same time: one from where lungs lie in nearly every
+    frontal film, one from the film's margin. Where lung and background touch (a shoulder, a collimated edge) they meet
+    halfway, while a plain flood from the border would drain the lung. A film in which nothing is found keeps its
+    central dark cells, and failing these all of itself, so that there is always somewhere to put a lesion.
+    """
+    cells = gray_BHW.to(torch.float32)
+    if cells.shape[1:] != (_GRID, _GRID):
+        cells = functional.adaptive_avg_pool2d(cells[:, None], _GRID)[:, 0]
+    top, bottom, left, right = (round(edge * _GRID) for edge in _CENTRE)
+    threshold = otsu_threshold(cells[:, top:bottom, left:right])
+    dark = cells < threshold[:, None, None]
+    seeds, centre, inside = _templates(gray_BHW.device)
+
+    lungs = _opened(_race(dark, lungs=dark & seeds, outside=dark & ~inside))
+    lungs = torch.where(_share(lungs) < _SMALLEST_SHARE, dark & centre, lungs)
+
+    # Averaged over the neighbours, cells get a round outline; the half of the average runs along the old edge.
+    average = functional.avg_pool2d(lungs[:, None].to(torch.float32), 3, 1, 1, count_include_pad=False)
+    size = (gray_BHW.shape[-2], gray_BHW.shape[-1])
+    depth = functional.interpolate(average, size=size, mode="bilinear", align_corners=False)[:, 0]
+    depth = depth.mul_(2).sub_(1).clamp_(0, 1)
+    return depth.masked_fill_(_share(depth > 0) < _SMALLEST_SHARE, 1)
+
+
+def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Three grids (G, G): the middle of each lung, the oval of the chest, and everything but the margin."""
+    at = (torch.arange(_GRID, device=device) + 0.5) / _GRID
+    x, y = at[None, :], at[:, None]
+    sideways = (x - 0.5).abs()
+    seeds = ((sideways - 0.21) / 0.08).square() + ((y - 0.43) / 0.17).square() < 1
+    centre = (sideways / 0.42).square() + ((y - 0.47) / 0.40).square() < 1
+    top, bottom, left, right = _INSIDE
+    return seeds, centre, (x > left) & (x < right) & (y > top) & (y < bottom)
+
+
+def _race(dark: Tensor, lungs: Tensor, outside: Tensor) -> Tensor:
+    """Let both fronts advance through dark cells, a cell at a time, until neither can; returns the lungs' share.
+
+    The outside only advances through the core of the darkness, and what lies within a gap's width of it goes with it.
+    """
+    core = _shrunk(dark, _GAP)
+    fronts = torch.stack([outside, lungs])  # in one tensor: on a CPU the number of operations counts, not their size
+    for _ in range(_GRID // 2):  # from the margin to the middle
+        advanced = _grown(fronts)
+        advanced[0].logical_and_(core).logical_and_(~fronts[1]).logical_or_(fronts[0])
+        advanced[1].logical_and_(dark).logical_and_(~advanced[0]).logical_or_(fronts[1])
+        settled = torch.equal(advanced, fronts)
+        fronts = advanced
+        if settled:
+            break
+    outside, lungs = fronts
+    return lungs & ~_grown(outside & core, _GAP)
+
+
+def _share(field: Tensor) -> Tensor:
+    """Share of each film that is true, (B, 1, 1)."""
+    return field.to(torch.float32).mean((1, 2), keepdim=True)
+
+
+def _grown(field: Tensor, cells: int = 1) -> Tensor:
+    """Dilation by ``cells`` in all eight directions; shifted ors are twenty times faster than max pooling."""
+    for _ in range(cells):
+        wide = field.clone()
+        wide[..., 1:] |= field[..., :-1]
+        wide[..., :-1] |= field[..., 1:]
+        field = wide.clone()
+        field[..., 1:, :] |= wide[..., :-1, :]
+        field[..., :-1, :] |= wide[..., 1:, :]
+    return field
+
+
+def _shrunk(field: Tensor, cells: int) -> Tensor:
+    return ~_grown(~field, cells)
+
+
+def _opened(field: Tensor) -> Tensor:
+    """Without specks and threads narrower than three cells."""
+    return _grown(_shrunk(field, 1))

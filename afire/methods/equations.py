@@ -1,0 +1,289 @@
+"""Teacher assignments by Sinkhorn-Knopp, and the spatial prototypes C that remember them.
+
+Shapes: N tokens, B images, L positions, K clusters.
+
+The losses: structure and category consistency of tokens, restoration of pixels, and the lesion classifier.
+
+Shapes: B images, L positions, K clusters, P pixels of a patch. ``abnormal`` (B, L) is true where a lesion was added.
+
+H(q, c) = -sum_k q_k log c_k is a distance between distributions, and f(q, c) = exp(-H(q, c) / tau). Everything below
+works with log f, which is a matrix product of q with log c. With several processes a mean is over the tokens of all
+of them, written so that DDP's averaging of gradients gives exactly its gradient (see afire.nn.distributed).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from afire.nn import distributed
+from afire.nn.distributed import at_least_float32, full_precision
+
+
+@torch.no_grad()
+def sinkhorn(logits: Tensor, temperature: float = 0.05, iterations: int = 3) -> Tensor:
+    """Logits (N, K) -> probabilities (N, K) whose rows sum to one and whose clusters are used about equally.
+
+    Scales the columns and rows of exp(logits / temperature) in turn, clusters first, over the tokens of all
+    processes. The largest exponent of each column, then of each row, is taken off beforehand: Sinkhorn's first step
+    undoes any factor of a column, and the factor of a row is remembered in ``row_scale``. Then every row holds a 1,
+    every column a 1 in a row of scale 1, so no sum is zero and nothing overflows, whatever the logits; and the
+    iterations are products with vectors instead of passes of exp and log over the whole matrix.
+    """
+    if iterations < 1:
+        raise ValueError(f"Sinkhorn needs at least one iteration, not {iterations}")
+    with full_precision(logits):
+        exponents = at_least_float32(logits) / temperature
+        exponents -= distributed.maximum(exponents.amax(dim=0))
+        row_maximum = exponents.amax(dim=1, keepdim=True)
+        kernel = exponents.sub_(row_maximum).exp_()
+        row_scale = row_maximum.squeeze(1).exp_()
+        share = len(logits) * distributed.world_size() / logits.shape[1]  # tokens for each cluster
+        for _ in range(iterations):
+            # Clamped: where a cluster is out of reach of all but a few tokens, its scale grows without end.
+            column_scale = share / distributed.total(row_scale @ kernel).clamp_(1e-30, 1e30)
+            row_scale = (kernel @ column_scale).reciprocal_()
+        return kernel.mul_(column_scale).mul_(row_scale[:, None])
+
+
+class PrototypeBank(nn.Module):
+    """One vector for each position: the running mean of what the teacher says there about normal films.
+
+    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation.
+    """
+
+    prototypes: Tensor
+    steps: Tensor
+
+    def __init__(self, positions: int, clusters: int, momentum: float = 0.75) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    @torch.no_grad()
+    def update(self, mean: Tensor) -> Tensor:
+        """Move towards this step's ``mean`` (L, K) of the global batch; the first one is taken as it is."""
+        # A tensor, not an if: reading `steps` would make a GPU wait for its queue at every step.
+        share = torch.where(self.steps == 0, 1.0, 1.0 - self.momentum).to(self.prototypes)
+        self.prototypes.lerp_(mean.to(self.prototypes), share)
+        self.steps += 1
+        return self.prototypes
+
+
+@torch.no_grad()
+def position_mean(values: Tensor) -> Tensor:
+    """(B, L, K) -> (L, K): the mean over the images of all processes, which hold equally many."""
+    return distributed.total(values.mean(dim=0)) / distributed.world_size()
+
+
+Similarity = Literal["corrected", "literal", "cosine"]
+
+PROTOTYPE_FLOOR = 1e-6  # a prototype may be zero in a cluster; its logarithm may not
+_NOTHING = -1e30  # the logarithm of an empty sum: finite, because -inf has no gradient
+_CHUNK = 1 << 26  # pair scores held at a time, 256 MB
+
+
+def structure_loss(
+    log_q: Tensor,
+    abnormal: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.1,
+    similarity: Similarity = "corrected",
+) -> Tensor:
+    """Each normal token (i, j) should know its own prototype c_j among all L: a cross-entropy over positions.
+
+    ``log_q`` (B, L, K) finite log-probabilities, as log-softmax gives; ``prototypes`` (L, K) probabilities, zeros
+    allowed, that receive no gradient. With ``cosine`` both are features instead. Zero without normal tokens.
+    """
+    with full_precision(log_q):
+        queries_LBK = _queries(_by_position(log_q), similarity)
+        scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
+        abnormal_LB = abnormal.bool().T
+        return _structure(scores_LBL, abnormal_LB, distributed.total((~abnormal_LB).sum()))
+
+
+def category_loss(
+    log_q: Tensor,
+    abnormal: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.1,
+    similarity: Similarity = "corrected",
+    abnormal_consistency: bool = False,
+) -> Tensor:
+    """A normal token should be like the normal tokens at its position and unlike the abnormal ones there.
+
+    With P_j and N_j the normal and abnormal images at position j, a normal token (i, j) has
+    pos = sum over b in P_j of f(q_ij, q_bj) and neg = sum over b in N_j of f(q_ij, q_bj) + f(q_bj, c_j);
+    its loss is -log pos / (pos + neg) = softplus(log neg - log pos). Zero without abnormal or without normal tokens.
+
+    ``abnormal_consistency`` adds the same for abnormal tokens among themselves (an ablation; the paper finds it worse).
+    """
+    with full_precision(log_q):
+        keys_LBK = _by_position(log_q)
+        queries_LBK = _queries(keys_LBK, similarity)
+        own_LB = (queries_LBK @ _prototype_keys(prototypes, similarity, temperature)[..., None]).squeeze(-1)
+        abnormal_LB = abnormal.bool().T
+        images = _gather_images(keys_LBK, own_LB, abnormal_LB)
+        return _category(queries_LBK, abnormal_LB, images, _sign(similarity) / temperature, abnormal_consistency)
+
+
+def token_losses(
+    log_q: Tensor,
+    abnormal: Tensor,
+    prototypes: Tensor,
+    temperature: float = 0.1,
+    similarity: Similarity = "corrected",
+    abnormal_consistency: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """:func:`structure_loss` and :func:`category_loss` in one go: they share q and the scores against c_j."""
+    with full_precision(log_q):
+        keys_LBK = _by_position(log_q)
+        queries_LBK = _queries(keys_LBK, similarity)
+        scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
+        own_LB = scores_LBL.diagonal(dim1=0, dim2=2).T
+        abnormal_LB = abnormal.bool().T
+        images = _gather_images(keys_LBK, own_LB, abnormal_LB)
+        category = _category(queries_LBK, abnormal_LB, images, _sign(similarity) / temperature, abnormal_consistency)
+        return _structure(scores_LBL, abnormal_LB, (~images.abnormal).sum()), category
+
+
+def _by_position(values: Tensor) -> Tensor:
+    """(B, L, K) -> (L, B, K), laid out so: one copy here instead of one inside each product and its backward."""
+    return at_least_float32(values).transpose(0, 1).contiguous()
+
+
+def _structure(scores_LBL: Tensor, abnormal_LB: Tensor, normal_tokens: Tensor) -> Tensor:
+    """``scores_LBL[j, i, l]`` = log f(q_ij, c_l); ``normal_tokens`` counts those of all processes."""
+    L, B = abnormal_LB.shape
+    own_position = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
+    target_LB = own_position.masked_fill(abnormal_LB, -100)
+    summed = F.cross_entropy(scores_LBL.view(L * B, L), target_LB.flatten(), ignore_index=-100, reduction="sum")
+    return _global_mean(summed, normal_tokens)
+
+
+class _Images(NamedTuple):
+    """What anchors are compared with: the images of all processes, G of them."""
+
+    keys: Tensor  # (L, G, K)
+    own: Tensor  # (L, G), own[j, b] = log f(q_bj, c_j)
+    abnormal: Tensor  # (L, G)
+
+
+def _gather_images(keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor) -> _Images:
+    """(L, B, ...) of each process -> (L, G, ...) of all, in one exchange: processes wait for each other once."""
+    if distributed.world_size() == 1:
+        return _Images(keys_LBK, own_LB, abnormal_LB)
+    parts = (keys_LBK, own_LB[..., None], abnormal_LB[..., None].to(own_LB))
+    together_LGC = distributed.gather(torch.cat(parts, dim=-1).transpose(0, 1)).transpose(0, 1)
+    return _Images(together_LGC[..., :-2], together_LGC[..., -2], together_LGC[..., -1].bool())
+
+
+def _category(
+    queries_LBK: Tensor, abnormal_LB: Tensor, images: _Images, scale: float, abnormal_consistency: bool
+) -> Tensor:
+    """Anchors are the images of this process, the others those of all."""
+    towards_prototype_L = _log_sum(images.own.masked_fill(~images.abnormal, _NOTHING))
+    tensors = (queries_LBK, images.keys, abnormal_LB, images.abnormal, towards_prototype_L)
+    normal_sum, abnormal_sum = _category_sums(*tensors, scale)
+    loss = _global_mean(normal_sum, (~images.abnormal).sum())
+    return loss + _global_mean(abnormal_sum, images.abnormal.sum()) if abnormal_consistency else loss
+
+
+def _category_sums(
+    queries_LBK: Tensor,
+    keys_LGK: Tensor,
+    abnormal_LB: Tensor,
+    all_abnormal_LG: Tensor,
+    towards_prototype_L: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Sums over normal and over abnormal anchors, a few positions at a time when G, the global batch, is large."""
+    tensors = (queries_LBK, keys_LGK, abnormal_LB, all_abnormal_LG, towards_prototype_L)
+    positions = max(1, _CHUNK // (queries_LBK.shape[1] * keys_LGK.shape[1]))
+    if positions >= len(queries_LBK):
+        return _category_chunk(*tensors, scale)
+    sums = [
+        checkpoint(_category_chunk, *chunk, scale, use_reentrant=False, preserve_rng_state=False)
+        for chunk in zip(*(torch.split(tensor, positions) for tensor in tensors), strict=True)
+    ]
+    normal_sums, abnormal_sums = zip(*sums, strict=True)
+    return torch.stack(normal_sums).sum(), torch.stack(abnormal_sums).sum()
+
+
+def _category_chunk(
+    queries_LBK: Tensor,
+    keys_LGK: Tensor,
+    abnormal_LB: Tensor,
+    all_abnormal_LG: Tensor,
+    towards_prototype_L: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    scores_LBG = torch.bmm(queries_LBK, keys_LGK.transpose(1, 2)) * scale
+    others_abnormal = all_abnormal_LG[:, None]
+    to_normal = _log_sum(scores_LBG.masked_fill(others_abnormal, _NOTHING))
+    to_abnormal = _log_sum(scores_LBG.masked_fill(~others_abnormal, _NOTHING))
+    negatives = torch.logaddexp(to_abnormal, towards_prototype_L[:, None])
+    normal_losses = F.softplus(negatives - to_normal).masked_fill(abnormal_LB, 0)
+    abnormal_losses = F.softplus(to_normal - to_abnormal).masked_fill(~abnormal_LB, 0)
+    return normal_losses.sum(), abnormal_losses.sum()
+
+
+def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, abnormal_weight: float = 4.0) -> Tensor:
+    """Mean over tokens of the squared error of a patch, abnormal tokens counted ``abnormal_weight`` times.
+
+    ``restored`` (..., L, P), ``target`` of a shape that broadcasts to it, ``abnormal`` (..., L).
+    """
+    with full_precision(restored):
+        errors = F.mse_loss(at_least_float32(restored), target.expand_as(restored).float(), reduction="none")
+        weights = torch.where(abnormal.bool(), abnormal_weight, 1.0)
+        return (errors.mean(dim=-1) * weights).mean()
+
+
+def lesion_loss(logits: Tensor, abnormal: Tensor) -> Tensor:
+    """Binary cross-entropy of the token lesion classifier: ``logits`` and ``abnormal`` (B, L). Not in the paper."""
+    with full_precision(logits):
+        logits = at_least_float32(logits)
+        return F.binary_cross_entropy_with_logits(logits, abnormal.to(logits.dtype))
+
+
+def surprise(log_q: Tensor, prototypes: Tensor) -> Tensor:
+    """H(q_ij, c_j): how far each token (B, L, K) is from the prototype (L, K) of its place -> (B, L)."""
+    with full_precision(log_q):
+        return -(at_least_float32(log_q).exp() * _log_floored(prototypes)).sum(dim=-1)
+
+
+def _log_sum(exponents: Tensor) -> Tensor:
+    """logsumexp over the last dimension. A term below e^-80 of the largest counts as e^-80, that is as nothing:
+    exp is many times slower where its result underflows, as it would for all that is masked."""
+    largest = exponents.detach().amax(dim=-1, keepdim=True)
+    return (exponents - largest).clamp_min(-80).exp().sum(dim=-1).log() + largest.squeeze(-1)
+
+
+def _queries(log_q: Tensor, similarity: Similarity) -> Tensor:
+    return log_q if similarity == "cosine" else log_q.exp()
+
+
+def _prototype_keys(prototypes: Tensor, similarity: Similarity, temperature: float) -> Tensor:
+    """(L, K) such that a query times a key is log f."""
+    if similarity == "cosine":
+        return F.normalize(at_least_float32(prototypes.detach()), dim=-1) / temperature
+    return _log_floored(prototypes) * (_sign(similarity) / temperature)
+
+
+def _sign(similarity: Similarity) -> int:
+    """+log c, that is -H: the printed +H repels every token from its own prototype (docs/deviations.md)."""
+    return -1 if similarity == "literal" else 1
+
+
+def _log_floored(prototypes: Tensor) -> Tensor:
+    return at_least_float32(prototypes.detach()).clamp_min(PROTOTYPE_FLOOR).log()
+
+
+def _global_mean(summed: Tensor, number: Tensor) -> Tensor:
+    """A local sum over the ``number`` of tokens of all processes, times their number; 0 when there is no token."""
+    return summed * (distributed.world_size() / number.to(summed).clamp_min(1))

@@ -1,0 +1,93 @@
+"""Sums and gathers over all processes; with one process every function hands back what it was given.
+
+DDP averages gradients over the W processes. A loss that is a mean over the *global* batch is therefore written on
+each process as W / N_global * (sum over the local part): the average of the gradients is then the gradient of the
+global mean, whatever share of the N_global terms each process holds.
+
+Losses and assignments are computed in float32 even when the networks run in bfloat16 or float16.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world_size() -> int:
+    """Number of processes that train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def total(tensor: Tensor) -> Tensor:
+    """Sum of a tensor over all processes. Carries no gradient."""
+    return _reduce(tensor, "sum")
+
+
+def maximum(tensor: Tensor) -> Tensor:
+    """Largest value over all processes, element by element. Carries no gradient."""
+    return _reduce(tensor, "max")
+
+
+def _reduce(tensor: Tensor, how: str) -> Tensor:
+    if world_size() == 1:
+        return tensor.detach()
+    result = tensor.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(result, op=dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX)
+    return result
+
+
+def with_global_value(loss: Tensor) -> Tensor:
+    """The mean of ``loss`` over all processes as the value, the local ``loss`` as the gradient (see above)."""
+    if world_size() == 1:
+        return loss
+    return loss + (total(loss) / world_size() - loss.detach())
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """(B, ...) of each process -> (W*B, ...) of all, in order of rank; gradients flow back to every owner.
+
+    Every process must hold the same number of rows.
+    """
+    if world_size() == 1:
+        return tensor
+    if tensor.requires_grad and torch.is_grad_enabled():
+        gathered: Tensor = _Gather.apply(tensor)  # type: ignore[no-untyped-call]
+        return gathered
+    return _gather(tensor)
+
+
+def _gather(tensor: Tensor) -> Tensor:
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
+
+
+class _Gather(torch.autograd.Function):
+    """Every process uses every row, so the gradient of a row is the sum of what all processes say about it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.rows = len(tensor)
+        return _gather(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        start = dist.get_rank() * ctx.rows
+        return total(gradients[0])[start : start + ctx.rows]
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """``with full_precision(x):`` switches autocast off on the device of ``x``."""
+    device = tensor.device.type
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision becomes float32; float32 and float64 stay as they are."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,218 @@
+"""From results to ``draw_auc``: each finding's AUC with its interval, several results side by side.
+
+The prototype atlas on one page: maps of the places, a film of typical patches, the nearest patches of each place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from afire.errors import UserError
+from afire.report.figures.files import FigureFiles, claim, save
+from afire.report.style import DOUBLE, INK, metric_word, style
+from afire.report.task_figures import label_figure
+from afire.tasks.figure_data import LANDMARKS, landmark_places
+from afire.tasks.places import Atlas
+from afire.tasks.results import Result, find_results, read_result
+
+
+def draw_auc(
+    out: Path,
+    results: Mapping[str, Path],
+    *,
+    metric: str = "auc",
+    allow_different_films: bool = False,
+    force: bool = False,
+) -> FigureFiles:
+    """Bars of each finding's metric (AUC), sorted by the first result, with 95 % intervals over test patients."""
+    stem = claim(out, "auc", force)
+    found = {label: _read(path) for label, path in results.items()}
+    _check(found, metric, allow_different_films)
+    record: dict[str, Any] = {
+        "figure": "auc",
+        "weights": {label: {**one.weights, "result": one.name} for label, one in found.items()},
+        "data": {
+            label: {**one.data, "split_hash": one.split_hash, "test_hash": one.test_hash}
+            for label, one in found.items()
+        },
+        "settings": {"metric": metric, "runs": {label: [run.name for run in one.runs] for label, one in found.items()}},
+        "numbers": {
+            label: {
+                "mean_of_labels": asdict(one.metrics[metric]),
+                **{name: asdict(row[metric]) for name, row in one.per_label.items()},
+            }
+            for label, one in found.items()
+        },
+    }
+    with style(print_size=True):
+        figure = label_figure(list(found.values()), metric, list(found))
+        figure.set_size_inches(DOUBLE, min(figure.get_size_inches()[1], 9.0))
+        return save(stem, figure, record)
+
+
+def _read(path: Path) -> Result:
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give the folder of a result of `afire finetune` or `afire probe`.")
+    folders = find_results(path)
+    if len(folders) > 1:
+        raise UserError(
+            f"{path} holds {len(folders)} results ({folders[0].name}, {folders[1].name}, ...); give one of them."
+        )
+    return read_result(folders[0])
+
+
+def _check(found: Mapping[str, Result], metric: str, allow_different_films: bool) -> None:
+    first_label, first = next(iter(found.items()))
+    for label, one in found.items():
+        if metric not in one.metrics or not one.per_label:
+            known = [name for name in one.metrics if one.per_label]
+            raise UserError(
+                f"the result {label} has no {metric_word(metric)} of single findings"
+                + (f"; it has {', '.join(known)}." if known else ".")
+            )
+        if set(one.labels) != set(first.labels):
+            raise UserError(
+                f"{first_label} and {label} are about different findings; give results about the same ones."
+            )
+        if one.test_hash != first.test_hash and not allow_different_films:
+            raise UserError(
+                f"{first_label} and {label} were tested on different films; give results of one test set, "
+                "or add --allow-different-films."
+            )
+
+
+SIDE = 2  # nearest patches of a place in the sheet: SIDE x SIDE
+_GAP = 0.16  # of a patch, between the places of the sheet
+_SHEET, _DETAIL = 3.56, 2.08  # inches: the sheet of all places, and the width of the nine in detail
+_MARGIN = 0.04
+_DETAIL_SHAPE = _DETAIL / _SHEET
+_TEXT_PLACES = 64  # most places whose cluster is written into its cell
+
+
+def atlas_figure(atlas: Atlas, caption: str) -> Figure:
+    """Above: mean film, typical film, entropy, likeliest cluster. Below: nearest patches everywhere, and in detail."""
+    wide = DOUBLE - 2 * _MARGIN
+    small, gap = (wide - 3 * 0.12) / 4, 0.12
+    figure: Figure = plt.figure(figsize=(DOUBLE, 6.35))
+    figure.set_layout_engine("none")  # every place is given in inches
+    page = _Page(figure)
+    _picture(page.axes(0, 0.22, small), atlas.mean_film, "mean of the films")
+    typical = page.axes(small + gap, 0.22, small)
+    _picture(typical, mosaic(atlas.typical_patches, atlas.grid), "typical patch of each place")
+    _entropy(page, page.axes(2 * (small + gap), 0.22, small), atlas)
+    _clusters(page.axes(3 * (small + gap), 0.22, small), atlas)
+    title = f"{SIDE * SIDE} nearest patches of each place, wherever they lie"
+    _picture(page.axes(0, 2.5, _SHEET), nearest_sheet(atlas), title)
+    if min(atlas.grid) >= 3:
+        _detail(page.axes(wide - _DETAIL, 2.5, _DETAIL, _SHEET), atlas)
+    figure.text(_MARGIN / DOUBLE, 0.006, caption, fontsize=6.5, color=INK)
+    return figure
+
+
+class _Page:
+    """Places on the figure in inches from its left and upper edge: picture sizes are what matters on this page."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+        self.width, self.height = (float(side) for side in figure.get_size_inches())
+
+    def axes(self, left: float, top: float, width: float, height: float | None = None) -> Axes:
+        tall = width if height is None else height
+        where = ((left + _MARGIN) / self.width, 1 - (top + tall) / self.height, width / self.width, tall / self.height)
+        axis: Axes = self.figure.add_axes(where)
+        return axis
+
+
+def mosaic(patches_Lpp: NDArray[np.float32], grid: tuple[int, int]) -> NDArray[np.float32]:
+    """Patches (L, p, p) put together into a film (rows * p, columns * p)."""
+    p = patches_Lpp.shape[-1]
+    film: NDArray[np.float32] = patches_Lpp.reshape(*grid, p, p).transpose(0, 2, 1, 3).reshape(grid[0] * p, grid[1] * p)
+    return film
+
+
+def nearest_sheet(atlas: Atlas) -> NDArray[np.float32]:
+    """The nearest patches of every place as one picture, at the place; between places it is NaN (paper)."""
+    p = atlas.nearest_patches.shape[-1]
+    gap = max(round(_GAP * p), 1)
+    cell = SIDE * p + gap
+    sheet = np.full((atlas.grid[0] * cell - gap, atlas.grid[1] * cell - gap), np.nan, np.float32)
+    for place in range(len(atlas.entropy)):
+        row, column = divmod(place, atlas.grid[1])
+        for number in range(min(SIDE * SIDE, atlas.nearest_patches.shape[1])):
+            down, across = divmod(number, SIDE)
+            top, left = row * cell + down * p, column * cell + across * p
+            sheet[top : top + p, left : left + p] = atlas.nearest_patches[place, number]
+    return sheet
+
+
+def _picture(axis: Axes, picture: NDArray[np.float32], title: str) -> None:
+    axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    _bare(axis, title)
+
+
+def _bare(axis: Axes, title: str) -> None:
+    axis.set(xticks=[], yticks=[])
+    axis.set_title(title, fontsize=7, pad=3)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def _entropy(page: _Page, axis: Axes, atlas: Atlas) -> None:
+    low = np.floor(10 * float(atlas.entropy.min())) / 10  # to 1: the same end in every atlas
+    image = axis.imshow(atlas.entropy.reshape(atlas.grid), cmap="viridis", vmin=min(low, 0.9), vmax=1)
+    _bare(axis, "entropy (1 = uniform)")
+    place = axis.get_position()
+    bar_axis = page.figure.add_axes((place.x0, place.y0 - 0.11 / page.height, place.width, 0.06 / page.height))
+    bar = page.figure.colorbar(image, cax=bar_axis, orientation="horizontal")
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar_axis.tick_params(labelsize=6, length=2, pad=1)
+
+
+def _clusters(axis: Axes, atlas: Atlas) -> None:
+    """Places of one cluster share a tone and, on small grids, a number; borders where the cluster changes.
+
+    More clusters than colours can tell apart: so the number and the border carry it, and the tone is its probability.
+    """
+    grid, clusters = atlas.grid, atlas.cluster.reshape(atlas.grid)
+    tones = atlas.probability.reshape(grid)
+    axis.imshow(tones, cmap="Blues", vmin=0, vmax=max(float(tones.max()), 0.01) * 1.2)
+    used = len(np.unique(clusters))
+    _bare(axis, f"likeliest cluster ({used} of {atlas.clusters})")
+    for r, c in np.ndindex(*grid):
+        if c + 1 < grid[1] and clusters[r, c] != clusters[r, c + 1]:
+            axis.plot([c + 0.5] * 2, [r - 0.5, r + 0.5], color=INK, linewidth=0.7)
+        if r + 1 < grid[0] and clusters[r, c] != clusters[r + 1, c]:
+            axis.plot([c - 0.5, c + 0.5], [r + 0.5] * 2, color=INK, linewidth=0.7)
+        if len(atlas.cluster) <= _TEXT_PLACES:
+            ink = "white" if tones[r, c] > 0.8 * tones.max() else INK
+            axis.text(c, r, str(clusters[r, c]), ha="center", va="center", fontsize=5.5, color=ink)
+    axis.set_xlabel("darker: more probable", fontsize=6, loc="left")
+
+
+def _detail(axis: Axes, atlas: Atlas) -> None:
+    """Nine places in rows: all nearest patches, and the numbers of the prototype."""
+    places = landmark_places(atlas.grid).tokens(atlas.grid)
+    count = atlas.nearest_patches.shape[1]
+    p = atlas.nearest_patches.shape[-1]
+    gap = max(p // 8, 1)
+    width = count * (p + gap) - gap
+    step = max(round((width / _DETAIL_SHAPE - p) / 8), p + gap)  # nine rows as high as the sheet beside them
+    picture = np.full((8 * step + p, width), np.nan, np.float32)
+    for line, place in enumerate(places):
+        for number in range(count):
+            left = number * (p + gap)
+            picture[line * step : line * step + p, left : left + p] = atlas.nearest_patches[place, number]
+        words = f"{LANDMARKS[line]}\nentropy {atlas.entropy[place]:.2f}, at home {100 * atlas.own_place[place]:.0f} %"
+        axis.text(-p * 0.25, line * step + p / 2, words, ha="right", va="center", fontsize=6, linespacing=1.3)
+    axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axis.set_anchor("N")
+    _bare(axis, f"{count} nearest patches of nine places")

@@ -1,0 +1,324 @@
+"""The rows of an ablation: what each changes, which table it belongs to, and what the paper found.
+
+A row is a YAML file with a small header and ``settings``, which hold only what differs from the base. Those that come
+with afire lie in ``presets/ablations`` (in a checkout also seen as ``configs/ablations``).
+
+The cells of an ablation: one for each different configuration and seed, with a key that says what decides it.
+
+    OUT/study.json             the base settings, the data and the split that all cells share
+    OUT/split.json             the parts, the same for every cell
+    OUT/cells/NAME-KEY/        one cell: request.json, log.txt, run/, probe/, detection.parquet, and last cell.json
+
+Rows whose settings come out the same share their cells.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from afire.config import Config, Section, changed, load_settings
+from afire.data.pack import Films, open_films
+from afire.data.splits import Split, write_split
+from afire.errors import UserError
+from afire.files import read_json, sha256_text, write_json
+from afire.tasks.features import data_content_hash
+from afire.tasks.finetune import check_classes, task_labels
+from afire.tasks.results import plan_runs
+from afire.training.batches import normal_training_rows
+
+FOLDER = Path(__file__).parents[1] / "presets" / "ablations"
+FULL = "full"
+TABLES = {"table1": "Table 1 of the paper", "table4": "Table 4 of the paper", "ours": "Ours"}
+ALL = "all"
+
+
+class Published(Section):
+    """The paper's linear probe of ChildCXR, in percent as printed."""
+
+    auc: float = Field(ge=0, le=100)
+    accuracy: float = Field(ge=0, le=100)
+    f1: float = Field(ge=0, le=100)
+
+
+class RowFile(Section):
+    """What a row's YAML file says."""
+
+    title: str = Field(min_length=1, description="what tables call the row")
+    tables: dict[Literal["table1", "table4", "ours"], int] = Field(
+        default_factory=dict, description="the tables it belongs to, and its place in each"
+    )
+    paper: Published | None = Field(None, description="published numbers, if any")
+    note: str = Field("", description="what to know when reading its numbers, such as another cost")
+    settings: dict[str, Any] = Field(default_factory=dict, description="what differs from the base")
+
+
+class Row:
+    """A row with its name, the stem of its file."""
+
+    def __init__(self, name: str, file: RowFile) -> None:
+        self.name, self.title, self.note, self.paper = name, file.title, file.note, file.paper
+        self.tables: Mapping[str, int] = {str(table): place for table, place in file.tables.items()}
+        self.settings = file.settings
+
+    def config(self, base: Config, seed: int) -> Config:
+        """The base with this row's changes and a seed; a change that does not fit is a sentence with the row's name."""
+        try:
+            return changed(base, {**self.settings, "seed": seed})
+        except UserError as error:
+            raise UserError(f"row {self.name}: {error}") from None
+
+
+def read_row(path: Path) -> Row:
+    """Read one row's file."""
+    return Row(path.stem, load_settings(RowFile, [path]))
+
+
+def known_rows() -> dict[str, Row]:
+    """The rows that come with afire, in the order of their tables."""
+    rows = [read_row(path) for path in sorted(FOLDER.glob("*.yaml"))]
+    order = list(TABLES)
+    rows.sort(key=lambda row: min((order.index(table), place) for table, place in row.tables.items()))
+    return {row.name: row for row in rows}
+
+
+def choose_rows(text: str) -> list[Row]:
+    """``table1``, ``table4``, ``ours``, ``all``, names, YAML files or folders of them, separated by commas.
+
+    The full method is always among them, first: it is what the others are compared with.
+    """
+    known = known_rows()
+    chosen: dict[str, Row] = {FULL: known[FULL]}
+    for word in (word.strip() for word in text.split(",")):
+        if word:
+            chosen.update((row.name, row) for row in _rows_of(word, known))
+    return list(chosen.values())
+
+
+def _rows_of(word: str, known: Mapping[str, Row]) -> Iterable[Row]:
+    if word == ALL:
+        return known.values()
+    if word in TABLES:
+        return sorted((row for row in known.values() if word in row.tables), key=lambda row: row.tables[word])
+    if word in known:
+        return [known[word]]
+    path = Path(word)
+    if path.is_dir():
+        return _own_rows(sorted(path.glob("*.yaml")), path, known)
+    if path.suffix in (".yaml", ".yml"):
+        return _own_rows([path], path, known)
+    words = [ALL, *TABLES, *known]
+    close = difflib.get_close_matches(word, words, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise UserError(f"there is no row {word!r}{hint} (--rows takes {', '.join(words)}, or YAML files).")
+
+
+def _own_rows(paths: Sequence[Path], where: Path, known: Mapping[str, Row]) -> list[Row]:
+    """A user's own rows; one that takes the name of ours without being it would be mistaken for it."""
+    if not paths:
+        raise UserError(f"{where} holds no .yaml file of a row.")
+    rows = [read_row(path) for path in paths]
+    for row in rows:
+        if row.name in known and row.settings != known[row.name].settings:
+            raise UserError(f"{where}: {row.name} is the name of a row of afire with other settings; rename the file.")
+    return rows
+
+
+FORMAT = 1
+STUDY, SPLIT, CELLS = "study.json", "split.json", "cells"
+REQUEST, LOG, RUN, PROBE, DETECTION, CELL = (
+    "request.json",
+    "log.txt",
+    "run",
+    "probe",
+    "detection.parquet",
+    "cell.json",
+)
+_KEY_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Study:
+    """What all cells of one ablation share."""
+
+    out: Path
+    data: Path
+    root: Path | None
+    base: Config
+    split: Split
+    labels: list[str]
+    identity: dict[str, Any]  # what study.json holds
+    builder: str = ""  # the public dataset that the manifest was built from, if it says so
+
+    @property
+    def films(self) -> dict[str, int]:
+        """Films of each part, and the normal ones that pre-training uses."""
+        return dict(self.identity["films"])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training with its probe and detection: a configuration with its seed, and the rows that share it."""
+
+    key: str
+    config: Config
+    rows: tuple[str, ...]
+    folder: Path
+
+    @property
+    def seed(self) -> int:
+        """Of pre-training and probe."""
+        return self.config.seed
+
+    @property
+    def name(self) -> str:
+        """For lines and logs."""
+        return f"{self.rows[0]}, seed {self.seed}"
+
+    def state(self) -> str:
+        """``finished``, ``begun`` or ``to run``."""
+        if self.result() is not None:
+            return "finished"
+        return "begun" if (self.folder / RUN).exists() else "to run"
+
+    def result(self) -> dict[str, Any] | None:
+        """What ``cell.json`` holds once the cell is finished, else None; a torn or foreign one is none."""
+        try:
+            found = read_json(self.folder / CELL)
+        except UserError:
+            return None
+        whole = isinstance(found, dict) and found.get("format") == FORMAT and found.get("key") == self.key
+        return found if whole else None
+
+
+def open_study(
+    data: Path,
+    out: Path,
+    base: Config,
+    *,
+    root: Path | None = None,
+    split: Split | None = None,
+    labels: Sequence[str] | None = None,
+) -> Study:
+    """Look at the films and settle the split; everything that can be refused is refused here, and nothing written."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; --out needs a folder.")
+    films = open_films(data, root, base.image.size, base.image.fit, base.image.voi)
+    if films.size != base.image.size:
+        raise UserError(
+            f"the films are {films.size} px, but image.size is {base.image.size}; pack them at that size, or add "
+            f"--set image.size={films.size}."
+        )
+    # One split for all seeds: then a seed changes the pre-training and nothing else, and rows pair up film by film.
+    settled = plan_runs(films.manifest, split, [0])[0].split
+    parts = settled.rows(films.manifest)
+    names, truth = task_labels(films.manifest, labels)
+    check_classes(names, truth, parts)
+    normal = normal_training_rows(films.manifest, settled)[0]
+    detection_rows(films, parts["test"])
+    identity = {
+        "format": FORMAT,
+        "base": base.model_dump(exclude={"seed", "run"}),
+        "data": {"name": data.name, "hash": data_content_hash(films), "size": films.size},
+        "split": settled.hash,
+        "labels": names,
+        "films": {"normal": len(normal), **{part: len(rows) for part, rows in parts.items()}},
+    }
+    builder = str(films.manifest.info.get("builder", ""))
+    study = Study(out, data.resolve(), root.resolve() if root else None, base, settled, names, identity, builder)
+    _refuse_another(study)
+    return study
+
+
+def begin_study(study: Study) -> None:
+    """Write what the cells share."""
+    write_split(study.split, study.out / SPLIT)
+    write_json(study.out / STUDY, study.identity)
+
+
+def plan_cells(study: Study, rows: Sequence[Row], seeds: Sequence[int]) -> list[Cell]:
+    """The cells of all rows and seeds, seed by seed, each different configuration once."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError("--seeds needs at least one seed, and each only once, as in --seeds 0,1,2.")
+    found: dict[str, tuple[Config, list[str]]] = {}
+    for seed in seeds:
+        for row in rows:
+            config = row.config(study.base, seed)
+            found.setdefault(_key(study, config), (config, []))[1].append(row.name)
+    return [
+        Cell(key, config, tuple(names), _folder(study.out, key, f"{names[0]}-seed{config.seed}"))
+        for key, (config, names) in found.items()
+    ]
+
+
+def detection_rows(films: Films, test: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Test films known to be normal or not, and whether they are abnormal (N,)."""
+    normal = films.manifest.table["normal"].to_numpy(np.float64)[test]
+    rows, abnormal = test[~np.isnan(normal)], 1 - normal[~np.isnan(normal)]
+    if len(set(abnormal.tolist())) < 2:
+        raise UserError("the test part needs films known to be normal and films known not to be, to measure detection.")
+    return rows, abnormal
+
+
+def relative_cost(config: Config) -> float:
+    """Training cost of a film against one view of it: forward and backward of each view, one forward of the teacher."""
+    return (3 * config.lesions.views + 1) / 4
+
+
+def _key(study: Study, config: Config) -> str:
+    decides = {
+        "config": config.model_dump(exclude={"run"}),
+        **{name: study.identity[name] for name in ("data", "split", "labels")},
+    }
+    decides["data"] = {"hash": decides["data"]["hash"]}
+    return sha256_text(json.dumps(decides, sort_keys=True))[:_KEY_LENGTH]
+
+
+def _folder(out: Path, key: str, name: str) -> Path:
+    """The cell's folder: the one that carries its key, whichever row it was first run for."""
+    existing = sorted((out / CELLS).glob(f"*-{key}"))
+    return existing[0] if existing else out / CELLS / f"{name}-{key}"
+
+
+def _refuse_another(study: Study) -> None:
+    """Cells of another base, other films or another split must not stand in one table with these."""
+    file = study.out / STUDY
+    if not file.exists():
+        if (study.out / CELLS).exists():
+            raise UserError(f"{study.out} holds cells but no {STUDY}; choose another --out.")
+        return
+    before = read_json(file)
+    if not isinstance(before, dict) or before.get("format") != FORMAT:
+        raise UserError(f"{file} is not a study of format {FORMAT}; choose another --out.")
+    changes = _differences(before, study.identity)
+    if changes:
+        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        raise UserError(
+            f"{study.out} holds an ablation with other settings or data ({'; '.join(changes[:3])}{more}); "
+            "repeat its settings, or choose another --out."
+        )
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key, value in now.items():
+        old = before.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            found += _differences(old, value, f"{prefix}{key}.")
+        elif old != value and f"{prefix}{key}" != "data.name":
+            name = f"{prefix}{key}".removeprefix("base.")
+            found.append(f"{name} was {_short(old)}, is {_short(value)}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:12] if len(text) == 64 else text

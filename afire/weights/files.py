@@ -1,0 +1,248 @@
+"""Tensors out of files, and nothing else: safetensors and ``torch.load(weights_only=True)``; code is never run.
+
+Where checkpoints keep a ViT, and what they call its tensors. Everything here ends in timm's names, which are ours.
+
+Hugging Face writes query, key and value apart; timm has one matrix ``qkv``. Both names that its ViT has had are read
+(``encoder.layer.0.attention.attention.query`` and ``layers.0.attention.q_proj``); the older ones are written, because
+every version of transformers reads them.
+
+An encoder filled from a file: what is loaded, what is missing, what is left over, and what had to be made to fit.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from afire.errors import UserError
+from afire.files import require_file, write_atomic
+from afire.nn.vit import VisionTransformer, resize_positions
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """All tensors of a file by name, nested names joined with dots; nothing else in it is looked at."""
+    require_file(file, "weights file")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"{file} is torn or holds pickled code beside tensors and was not opened; save a state_dict as safetensors."
+        ) from None
+    except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise UserError(
+            f"{file} is not a readable weights file ({(str(error) or type(error).__name__).splitlines()[0]})."
+        ) from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"{file} holds a {type(content).__name__}, not weights by name.")
+    tensors = _flatten(content)
+    if not tensors:
+        raise UserError(f"{file} holds no tensors.")
+    return tensors
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write safetensors that torch's libraries recognise; tensors that share memory are written apart."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomic(file, lambda temporary: save_file(plain, temporary, metadata={"format": "pt"}))
+
+
+def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for key, value in content.items():
+        if isinstance(value, Tensor):
+            tensors[f"{prefix}{key}"] = value
+        elif isinstance(value, Mapping):
+            tensors.update(_flatten(value, f"{prefix}{key}."))
+    return tensors
+
+
+ANCHOR = "patch_embed.proj.weight"
+# Where checkpoints keep their weights, outermost first, and what stands before the encoder's own names.
+_CONTAINERS = ("teacher", "model", "state_dict", "ema", "module")
+_PREFIXES = ("teacher.encoder.", "module.encoder.", "module.backbone.", "encoder.", "backbone.", "module.", "")
+# Parts of other methods and heads that an encoder does not have; their absence here is no loss.
+_FOREIGN = ("head", "fc_norm", "decoder", "mask_token", "projection", "mlp", "last_layer")
+
+_HF_ANCHOR = "embeddings.patch_embeddings.projection.weight"
+_HF_FOREIGN = ("pooler", "classifier", "embeddings.mask_token")
+_HF_TOP = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.patch_embeddings.projection.weight": ANCHOR,
+    "embeddings.patch_embeddings.projection.bias": "patch_embed.proj.bias",
+    "layernorm.weight": "norm.weight",
+    "layernorm.bias": "norm.bias",
+}
+# timm's name inside a block: Hugging Face's, older and newer.
+_HF_BLOCK = {
+    "attn.proj": ("attention.output.dense", "attention.o_proj"),
+    "norm1": ("layernorm_before", "layernorm_before"),
+    "norm2": ("layernorm_after", "layernorm_after"),
+    "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
+    "mlp.fc2": ("output.dense", "mlp.fc2"),
+}
+_HF_QKV = (
+    ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+    ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+)
+_HF_LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def find_encoder(tensors: Mapping[str, Tensor], file: Path) -> tuple[str, dict[str, Tensor]]:
+    """The ViT in a checkpoint, under timm's names, and the layout it was found in.
+
+    A teacher is preferred to a student. Names under the prefix that cannot be an encoder's are left in, so that they
+    show up as unexpected; known heads and decoders of other methods are dropped.
+    """
+    starts = [f"{container}." for container in _CONTAINERS] + [""]
+    for container in starts:  # the names say where, not what: a teacher inside `teacher.`, then any model
+        for prefix in _PREFIXES:
+            full = container + prefix
+            if full + ANCHOR not in tensors:
+                continue
+            inside = {name.removeprefix(full): tensor for name, tensor in tensors.items() if name.startswith(full)}
+            own = {name: tensor for name, tensor in inside.items() if not name.startswith(_FOREIGN)}
+            return _layout_name(full, inside), own
+    for name in tensors:
+        if name.endswith(_HF_ANCHOR):
+            prefix = name.removesuffix(_HF_ANCHOR)
+            inside = {other.removeprefix(prefix): tensor for other, tensor in tensors.items()}
+            return "Hugging Face", from_huggingface(inside)
+    shown = ", ".join(list(tensors)[:3])
+    raise UserError(
+        f"{file} holds no ViT in timm's or Hugging Face's naming (no {ANCHOR}); its first names are {shown}."
+    )
+
+
+def _layout_name(prefix: str, inside: Mapping[str, Tensor]) -> str:
+    if any(name.startswith("decoder") for name in inside):
+        return "MAE"
+    if "encoder." in prefix:
+        return "AFiRe"
+    return "DINO" if "backbone" in prefix else "timm"
+
+
+def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A ViT of transformers under timm's names; names that are not known stay as they are."""
+    found: dict[str, Tensor] = {}
+    apart: dict[str, dict[int, Tensor]] = {}  # name of a qkv tensor -> its query, key and value
+    inner = {old: ours for ours, names in _HF_BLOCK.items() for old in names}
+    places = {name: place for names in _HF_QKV for place, name in enumerate(names)}
+    for name, tensor in tensors.items():
+        layer = _HF_LAYER.fullmatch(name)
+        if name in _HF_TOP:
+            found[_HF_TOP[name]] = tensor
+        elif layer and layer[2] in places:
+            apart.setdefault(f"blocks.{layer[1]}.attn.qkv.{layer[3]}", {})[places[layer[2]]] = tensor
+        elif layer and layer[2] in inner:
+            found[f"blocks.{layer[1]}.{inner[layer[2]]}.{layer[3]}"] = tensor
+        elif not name.startswith(_HF_FOREIGN):
+            found[name] = tensor
+    for name, parts in apart.items():
+        if len(parts) == 3:  # else it is reported as missing
+            found[name] = torch.cat([parts[place] for place in range(3)])
+    return found
+
+
+def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """An encoder's tensors under the names of transformers' ViTModel; the inverse of :func:`from_huggingface`."""
+    top = {ours: theirs for theirs, ours in _HF_TOP.items()}
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if name in top:
+            found[top[name]] = tensor
+            continue
+        _, number, rest = name.split(".", 2)
+        part, kind = rest.rsplit(".", 1)
+        start = f"encoder.layer.{number}."
+        if part == "attn.qkv":
+            for theirs, piece in zip(_HF_QKV[0], tensor.chunk(3), strict=True):
+                found[f"{start}{theirs}.{kind}"] = piece.contiguous()
+        else:
+            found[f"{start}{_HF_BLOCK[part][0]}.{kind}"] = tensor
+    return found
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What became of the weights in a file."""
+
+    layout: str
+    loaded: list[str]
+    missing: list[str]  # the encoder wanted these; they keep their initial values
+    unexpected: list[str]  # the file had these; they were not used
+    changed: list[str]  # loaded after a change of shape, with the reason
+
+    def sentence(self) -> str:
+        """What was loaded, missing and not used, for people."""
+        parts = [f"{len(self.loaded)} tensors loaded ({self.layout} layout)"]
+        parts += [f"{len(self.missing)} missing ({', '.join(self.missing[:3])})"] if self.missing else []
+        parts += [f"{len(self.unexpected)} not used ({', '.join(self.unexpected[:3])})"] if self.unexpected else []
+        return "; ".join(parts + self.changed)
+
+
+def load_encoder(encoder: VisionTransformer, file: Path) -> LoadReport:
+    """Load the encoder's weights from a file; positions and input channels are made to fit, nothing else is."""
+    layout, found = find_encoder(read_tensors(file), file)
+    wanted = encoder.state_dict()
+    loaded, changed = {}, []
+    for name in sorted(found.keys() & wanted.keys()):
+        tensor, change = _fit(name, found[name], wanted[name], encoder, file)
+        loaded[name] = tensor.to(wanted[name].dtype)
+        changed += [change] if change else []
+    encoder.load_state_dict(loaded, strict=False)
+    missing = sorted(wanted.keys() - found.keys())
+    unexpected = sorted(found.keys() - wanted.keys())
+    return LoadReport(layout, sorted(loaded), missing, unexpected, changed)
+
+
+def _fit(name: str, tensor: Tensor, wanted: Tensor, encoder: VisionTransformer, file: Path) -> tuple[Tensor, str]:
+    """``tensor`` in the shape that is wanted, and what had to be changed."""
+    if name == "pos_embed":
+        return _fit_positions(tensor, wanted, encoder, file)
+    if tensor.shape == wanted.shape:
+        return tensor, ""
+    if name == ANCHOR and tensor.shape[0] == wanted.shape[0] and tensor.shape[2:] == wanted.shape[2:]:
+        if tensor.shape[1] == 3 and wanted.shape[1] == 1:
+            # A grey film seen as three equal channels gives the sum of the channels' products.
+            return tensor.sum(1, keepdim=True), "3 input channels summed into 1"
+        if tensor.shape[1] == 1 and wanted.shape[1] == 3:
+            return (tensor / 3).expand_as(wanted), "1 input channel spread over 3"
+    raise UserError(
+        f"{file} has another architecture: {name} is {tuple(tensor.shape)} there and {tuple(wanted.shape)} here; "
+        "set encoder.width, depth, heads and patch_size as in the weights."
+    )
+
+
+def _fit_positions(tensor: Tensor, wanted: Tensor, encoder: VisionTransformer, file: Path) -> tuple[Tensor, str]:
+    if tensor.ndim != 3 or tensor.shape[-1] != wanted.shape[-1]:
+        raise UserError(
+            f"{file}: pos_embed is {tuple(tensor.shape)}, which does not fit a width of {wanted.shape[-1]}."
+        )
+    side = round((tensor.shape[1] - 1) ** 0.5)
+    if side * side != tensor.shape[1] - 1:
+        raise UserError(
+            f"{file}: pos_embed has {tensor.shape[1]} tokens, which is not a class token and a square grid."
+        )
+    resized = resize_positions(tensor, (side, side), encoder.grid)
+    change = (
+        ""
+        if resized.shape == tensor.shape
+        else f"positions resized from {side}x{side} to {encoder.grid[0]}x{encoder.grid[1]}"
+    )
+    if encoder.positions == "sincos":
+        native = VisionTransformer(side * encoder.patch_size, encoder.patch_size, 1, encoder.width, 1, 1).pos_embed
+        if not torch.allclose(tensor.float(), native, atol=1e-3):
+            raise UserError(f"{file} has learned positions; add --set encoder.positions=learned.")
+        return wanted, change and "positions computed for the new size"
+    return resized, change

@@ -1,0 +1,38 @@
+"""Token Gaussians against scikit-learn, one position at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import LedoitWolf
+
+from afire.detect.maps import fit_gaussian
+from afire.errors import UserError
+
+
+@pytest.mark.parametrize("films", [6, 200])
+def test_like_ledoit_wolf(films: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(3, 8, 8, generator=generator)
+    tokens = torch.einsum("nld,lde->nle", torch.randn(films, 3, 8, generator=generator), mixing) + 50
+    gaussian = fit_gaussian(tokens.split(4))  # in batches, far from zero
+    distances = gaussian(tokens).double().numpy()
+    for place in range(3):
+        reference = LedoitWolf().fit(tokens[:, place].double().numpy())
+        assert gaussian.shrinkage[place].item() == pytest.approx(reference.shrinkage_, abs=1e-4)
+        expected = np.sqrt(reference.mahalanobis(tokens[:, place].double().numpy()) / 8)
+        np.testing.assert_allclose(distances[:, place], expected, rtol=2e-3)
+
+
+def test_far_tokens_are_far_and_constant_ones_do_not_break() -> None:
+    tokens = torch.randn(50, 2, 4, generator=torch.Generator().manual_seed(1))
+    gaussian = fit_gaussian([tokens])
+    assert gaussian(tokens).mean().item() == pytest.approx(1, abs=0.15)
+    assert gaussian(tokens + 9).min() > gaussian(tokens).max()
+    assert torch.isfinite(fit_gaussian([torch.ones(5, 2, 4)])(torch.ones(1, 2, 4))).all()
+
+
+def test_one_film_is_not_enough() -> None:
+    with pytest.raises(UserError, match="at least 2"):
+        fit_gaussian([torch.zeros(1, 2, 4)])

@@ -1,0 +1,101 @@
+"""The smallest run, a detector fitted from it, and bundles of both; made once, read only."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from afire.config import Config, load_config, to_yaml
+from afire.data.manifest import make_manifest
+from afire.data.pack import PackedFilms, PackSettings, pack
+from afire.detect.fit import Parts, calibrate
+from afire.detect.maps import settle
+from afire.export.write import export_bundle
+from afire.methods.afire import AFiRe
+from afire.tasks.settings import DetectConfig
+from afire.training.checkpoint import save_checkpoint
+from afire.weights.open import load_pretrained
+from tests.tasks.conftest import draw_films
+
+SMALLEST = [
+    *("image.size=32", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "encoder.patch_size=8"),
+    *("head.hidden=16", "head.bottleneck=8", "head.clusters=8", "decoder.width=16", "losses.lesion=0.5"),
+]
+EVERY_MAP = "restoration+student_surprise+surprise_peak+gaussian_peak+two_pass+lesion"
+
+
+def smallest(*overrides: str) -> Config:
+    return load_config("tiny", overrides=[*SMALLEST, *overrides])
+
+
+def make_run(folder: Path, config: Config) -> Path:
+    """A run folder with one checkpoint whose parts all differ from their initial values."""
+    model = AFiRe(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        if model.bank is not None:
+            model.bank.prototypes.copy_(torch.rand(model.bank.prototypes.shape, generator=generator).softmax(dim=-1))
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(config))
+    (folder / "data.json").write_text(json.dumps({"source": "films", "films": 20, "used": 12, "hash": "ab" * 32}))
+    environment = {"afire": "0.1.0", "git": None, "packages": {"torch": "2"}, "command": ["afire", "/home/someone/x"]}
+    (folder / "environment.json").write_text(json.dumps(environment))
+    state = {"step": 5, "steps_per_epoch": 2}
+    save_checkpoint(folder, model, torch.optim.AdamW(model.parameters()), state, keep=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "smallest", smallest())
+
+
+@pytest.fixture(scope="session")
+def bundle_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_bundle(run_folder, tmp_path_factory.mktemp("bundles") / "plain").folder
+
+
+@pytest.fixture(scope="session")
+def detector_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A detector whose score reads every map there is."""
+    folder = tmp_path_factory.mktemp("detectors")
+    table = draw_films(folder / "films", 48)
+    pack(make_manifest(table, folder / "films"), folder / "pack", PackSettings(size=32), workers=1)
+    pretrained = load_pretrained(run_folder)
+    rows = np.arange(48)
+    detector = calibrate(
+        settle(pretrained.model),
+        PackedFilms(folder / "pack"),
+        Parts(rows[:20], rows[20:28], rows[28:], "drawn"),
+        DetectConfig(score=EVERY_MAP),
+    )
+    detector.origin = {
+        "data": {"name": "films", "hash": "ab" * 32, "films": 48},
+        "parts": {"fit": 20, "choose": 8, "calibrate": 20},
+        "weights": {"name": pretrained.name, "hash": pretrained.hash},
+        "notes": [],
+        "environment": {"afire": "0.1.0", "command": ["afire", "/home/someone/x"]},
+    }
+    detector.save(folder / "detector")
+    return folder / "detector"
+
+
+@pytest.fixture(scope="session")
+def full_bundle(run_folder: Path, detector_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with a detector inside."""
+    out = tmp_path_factory.mktemp("bundles") / "full"
+    return export_bundle(run_folder, out, detector=detector_folder, licence="cc-by-4.0").folder
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[[Path], Path]:
+    """A copy of a folder, to be spoilt."""
+    return lambda folder: Path(shutil.copytree(folder, tmp_path / "copy"))

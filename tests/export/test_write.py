@@ -1,0 +1,129 @@
+"""From a run to a bundle and back: nothing lost, nothing half written, nothing that tells of the machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from afire.errors import UserError
+from afire.export import write as writing
+from afire.export.write import export_bundle
+from afire.weights.bundle import PARTS, open_bundle
+from afire.weights.open import load_backbone, load_pretrained
+from tests.export.conftest import make_run, smallest
+
+
+def test_a_bundle_holds_the_whole_model(run_folder: Path, bundle_folder: Path) -> None:
+    ours, theirs = load_pretrained(run_folder), load_pretrained(bundle_folder)
+    assert ours.hash == theirs.hash
+    assert theirs.model.teacher_temperature == pytest.approx(ours.model.teacher_temperature)
+    assert theirs.model.config == ours.model.config
+    assert open_bundle(bundle_folder).about["parts"] == list(PARTS)
+    for network in ("teacher", "student"):
+        assert (
+            load_backbone(str(bundle_folder), network=network).hash  # type: ignore[arg-type]
+            == load_backbone(str(run_folder), network=network).hash  # type: ignore[arg-type]
+        )
+
+
+@pytest.mark.parametrize(
+    ("override", "left_out"),
+    [
+        ("losses.restoration=0", "decoder"),
+        ("losses.lesion=0", "lesion_classifier"),
+        ("prototypes.enabled=false", "prototypes"),
+        ("losses.contrast=feature", ""),
+        ("head.form=per_position", ""),
+    ],
+)
+def test_models_without_a_part(tmp_path: Path, override: str, left_out: str) -> None:
+    run = make_run(tmp_path / "run", smallest(override))
+    bundle = export_bundle(run, tmp_path / "out")
+    assert set(bundle.about["parts"]) == set(PARTS) - {left_out}
+    assert load_pretrained(tmp_path / "out").hash == load_pretrained(run).hash
+
+
+def test_a_bundle_of_a_bundle_is_the_same_model_with_its_history(bundle_folder: Path, tmp_path: Path) -> None:
+    again = export_bundle(bundle_folder, tmp_path / "again", licence="mit")
+    first = open_bundle(bundle_folder)
+    assert again.about["source"] == first.about["source"] and again.about["weights_hash"] == first.about["weights_hash"]
+    assert again.about["licence"] == "mit" and again.hash != first.hash
+
+
+def test_export_is_the_same_bytes_each_time(run_folder: Path, bundle_folder: Path, tmp_path: Path) -> None:
+    assert export_bundle(run_folder, tmp_path / "again").hash == open_bundle(bundle_folder).hash
+
+
+def test_nothing_tells_of_the_machine(full_bundle: Path) -> None:
+    for file in full_bundle.rglob("*"):
+        if file.is_file():
+            assert b"/home/someone" not in file.read_bytes(), file
+
+
+def test_a_full_place_is_left_alone(run_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_bundle(run_folder, out)
+    with pytest.raises(UserError, match="--force"):
+        export_bundle(run_folder, out)
+    export_bundle(run_folder, out, force=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="did not export"):
+        export_bundle(run_folder, tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_a_failed_export_leaves_nothing_and_keeps_the_old_one(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    before = export_bundle(run_folder, out).hash
+
+    def fail(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(writing, "list_files", fail)
+    for target in (out, tmp_path / "new"):
+        with pytest.raises(OSError, match="full"):
+            export_bundle(run_folder, target, force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"] and open_bundle(out).hash == before
+
+
+def test_weights_alone_are_no_bundle(bundle_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="weights alone"):
+        export_bundle(bundle_folder / "encoder.safetensors", tmp_path / "out")
+
+
+def test_a_detector_of_other_weights_is_refused(detector_folder: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", smallest("seed=7"))
+    with pytest.raises(UserError, match="fitted from other weights"):
+        export_bundle(other, tmp_path / "out", detector=detector_folder)
+
+
+def test_a_detectors_folder_brings_its_networks_and_itself(detector_folder: Path, tmp_path: Path) -> None:
+    bundle = export_bundle(detector_folder, tmp_path / "out")
+    assert bundle.detector is not None and bundle.about["detector"]["calibration_films"] == 20
+
+
+def test_preprocessing_is_said_in_numbers(bundle_folder: Path, tmp_path: Path) -> None:
+    assert json.loads((bundle_folder / "preprocessing.json").read_text())["mean"] == "of the film"
+    run = make_run(tmp_path / "run", smallest("image.normalise=imagenet", "image.channels=3"))
+    export_bundle(run, tmp_path / "out")
+    said = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
+    assert said["size"] == 32 and said["mean"] == pytest.approx([0.485, 0.456, 0.406]) and len(said["std"]) == 3
+
+
+def test_the_sample_is_read_and_resized(bundle_folder: Path, copy_of: Callable[[Path], Path]) -> None:
+    from PIL import Image
+
+    from afire.export.verify import read_expected
+
+    with Image.open(bundle_folder / "sample" / "film.png") as picture:
+        assert picture.mode.startswith("I;16") and picture.size == (36, 40)
+    film = read_expected(bundle_folder)["input"]
+    assert film.shape == (1, 1, 32, 32) and film.min() >= 0 and film.max() <= 1 and film.std() > 0.05
+    assert torch.isfinite(read_expected(bundle_folder)["restored"]).all()
