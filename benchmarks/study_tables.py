@@ -2,8 +2,9 @@
 
     python benchmarks/study_tables.py --study study [--json benchmarks/study.json] [--figure docs/images/study.png]
 
-Means and sds are over seeds, of pre-training and of the task together. Intervals are 95 % bootstraps over test patients
-of that mean; differences are to random weights, with the paired bootstrap's p and that of Welch's t-test over seeds.
+Means and sds are over seeds, of pre-training and of the task together. Differences are to random weights, with the 95 %
+interval of the paired bootstrap over test patients and the p of Welch's t-test over seeds. The interval of each mean
+and the p of the bootstrap are in the JSON. The page groups the tables of a task and omits columns that show nothing.
 """
 
 from __future__ import annotations
@@ -46,16 +47,15 @@ def rows_of(study: Path, task: str, starts: Sequence[str]) -> list[Comparison]:
 
 
 def table(found: Comparison, metrics: Sequence[str]) -> Iterator[str]:
-    """One line for each result: metrics with sd, the interval of the first, and the difference to random weights."""
+    """One line for each result: metrics with sd, and the difference of the first to random weights."""
     first = metrics[0]
     heads = [TITLES[name] for name in metrics]
-    yield f"| | {' | '.join(heads)} | 95 % interval, {heads[0]} | Δ {heads[0]} | p paired | p seeds |"
-    yield "|" + "---|" * (len(heads) + 5)
+    yield f"| | {' | '.join(heads)} | Δ {heads[0]} | p seeds |"
+    yield "|" + "---|" * (len(heads) + 3)
     pairs = {pair.name: pair for pair in found.pairs if pair.metric == first}
     for entry in found.entries:
         values = [_mean(entry, name) for name in metrics]
-        one = entry.result.metrics[first]
-        cells = [_name(entry), *values, f"{one.low:.3f} to {one.high:.3f}", _against(pairs.get(entry.name))]
+        cells = [_name(entry), *values, *_against(pairs.get(entry.name))]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -69,11 +69,11 @@ def _mean(entry: Entry, metric: str) -> str:
     return f"{found.mean:.3f} ± {found.sd:.3f}" if math.isfinite(found.sd) else f"{found.mean:.3f}"
 
 
-def _against(pair: Pair | None) -> str:
+def _against(pair: Pair | None) -> tuple[str, str]:
     if pair is None or pair.paired is None:
-        return " | | "
+        return "", ""
     low, high = pair.paired.low, pair.paired.high
-    return f"{_signed(pair.difference)} ({_signed(low)} to {_signed(high)}) | {_p(pair.paired.p)} | {_p(pair.t.p)}"
+    return f"{_signed(pair.difference)} ({_signed(low)} to {_signed(high)})", _p(pair.t.p)
 
 
 def _signed(value: float) -> str:

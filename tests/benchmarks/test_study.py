@@ -159,8 +159,8 @@ def test_tables_name_the_difference_to_random_weights(tmp_path: Path) -> None:
     assert names == ["random", "afire", "*metadata only*", "*original area only*", "*sharpness only*"]
     ours = cells[3]
     gained = found.entries[1].result.metrics["auc"].mean - found.entries[0].result.metrics["auc"].mean
-    assert gained > 0.2 and ours[5].startswith(f"+{gained:.3f} (+") and ours[6] == "< 0.001"
-    assert cells[2][5:] == ["", "", ""] and cells[4][5].startswith("+0.000")
+    assert gained > 0.2 and ours[4].startswith(f"+{gained:.3f} (+") and ours[5]
+    assert cells[2][4:] == ["", ""] and cells[4][4].startswith("+0.000")
     numbers = study_tables.numbers_of({"probe": [found]})["probe 100 %"]
     assert numbers["test films"] == 120 and len(numbers["results"]["afire"]["auc"]["values"]) == 2
     study_tables.draw({"probe": [found]}, tmp_path / "study.png")
