@@ -6,6 +6,7 @@ Imports inside functions and under ``TYPE_CHECKING`` count too: they are the sam
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -143,3 +144,12 @@ def test_the_rule_itself(tmp_path: Path, file: str, text: str, is_allowed: bool)
 def test_a_circle_is_found() -> None:
     assert find_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c", "b"]
     assert find_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in PACKAGE.rglob("__init__.py")), ids=lambda path: path.name
+)
+def test_every_folder_says_what_it_knows(folder: Path) -> None:
+    """What a room must not learn of is the rule above in words."""
+    text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+    assert folder == PACKAGE or re.search(r"^Knows [^\n]*; .*knows no", text, re.MULTILINE), f"{folder} says: {text}"

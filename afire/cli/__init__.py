@@ -1,4 +1,7 @@
-"""The ``afire`` command. Commands import what they need when they run, so that ``--help`` needs no torch."""
+"""The ``afire`` command. Commands import what they need when they run, so that ``--help`` needs no torch.
+
+Knows options and words on a screen; knows no computation.
+"""
 
 from __future__ import annotations
 

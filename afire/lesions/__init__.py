@@ -1,5 +1,7 @@
 """Synthetic lesions on normal films, for a whole batch at once, and the token labels that follow from them.
 
+Knows images and their masks; knows no network and not who learns from them.
+
 lesioned, mask = synthesize(images, generator=g)            # or synthesize_keyed(images, seed=..., ...)
 abnormal = token_labels(mask, patch_size=16)                # bool (B, L), True = abnormal
 """

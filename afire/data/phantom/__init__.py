@@ -2,6 +2,8 @@
 
 A film is composed as path lengths through body, lung, bone and vessels and then exposed, so shadows lie on top of each
 other as in a radiograph. It depends on seed and number only.
+
+Knows anatomy and exposure; knows no other set and no network.
 """
 
 from afire.data.manifest import Box

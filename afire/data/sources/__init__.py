@@ -2,6 +2,8 @@
 
 Every builder takes the root first and its own options by keyword, leaves out listed films that are not on disk (and
 says how many), and returns a :class:`~afire.data.manifest.Manifest`. What it did is logged at level INFO.
+
+Knows the lists and folders of each set; knows no pixels.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ draw_gradcam(Path("gradcam"), {"AFiRe": "results/nih"}, Path("packs/nih"))      
 draw_restorations(Path("restorations"), "runs/nih", Path("packs/nih"))
 draw_atlas(Path("atlas"), "runs/nih", Path("packs/nih"))
 draw_auc(Path("auc"), {"AFiRe": Path("results/nih"), "random": Path("results/random")})
+
+Knows what tasks measure; knows no training.
 """
 
 from afire.report.figures.cam import draw_gradcam
