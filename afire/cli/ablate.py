@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from afire.cli.options import ConfigFile, Data, Device, Preset, Root, Seeds, Set, SplitFile
 
 if TYPE_CHECKING:
-    from afire.studies.ablation_grid import Cell, Row, Study
+    from afire.studies.ablation_grid import Row, Study, Trial
     from afire.studies.ablation_run import Outcome, Workers
     from afire.studies.ablation_table import AblationTable
 
@@ -106,26 +106,26 @@ def ablate(
     config_file: ConfigFile = None,
     overrides: Set = None,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Cells side by side; default: by cores, or one a GPU.")
+        int | None, typer.Option("--jobs", min=1, help="Trials side by side; default: by cores, or one a GPU.")
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each cell on a CPU.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each trial on a CPU.")] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run, and how long it may take.")] = False,
     device: Device = "auto",
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train, probe and tabulate the ablations of the paper and ours. Finished cells are never run again.
+    """Train, probe and tabulate the ablations of the paper and ours. Finished trials are never run again.
 
     Example: [cyan]afire ablate --data packs/childcxr --out studies/childcxr --seeds 0,1,2[/cyan]
 
-    A cell is one row with one seed. Kill it and start it again with the same arguments: it goes on where it was.
+    A trial is one row with one seed. Kill it and start it again with the same arguments: it goes on where it was.
     """
     from afire.cli.options import parse_labels, parse_seeds
     from afire.config import load_config
     from afire.data.splits import read_split
     from afire.files import folder_lock
-    from afire.studies.ablation_grid import begin_study, choose_rows, open_study, plan_cells
-    from afire.studies.ablation_run import plan_workers, run_cells
+    from afire.studies.ablation_grid import begin_study, choose_rows, open_study, plan_trials
+    from afire.studies.ablation_run import plan_workers, run_trials
 
     chosen = choose_rows(rows)
     study = open_study(
@@ -136,28 +136,28 @@ def ablate(
         split=read_split(split) if split is not None else None,
         labels=parse_labels(labels),
     )
-    cells = plan_cells(study, chosen, parse_seeds(seeds))
-    waiting = [cell for cell in cells if cell.result() is None]
+    trials = plan_trials(study, chosen, parse_seeds(seeds))
+    waiting = [trial for trial in trials if trial.result() is None]
     workers = plan_workers(jobs, threads, device, len(waiting))
     if plan:
-        _show_plan(cells, study, workers)
+        _show_plan(trials, study, workers)
         return
     with folder_lock(out, "the study in"):
         begin_study(study)
-        _say_start(len(chosen), cells, waiting, workers)
-        outcome = run_cells(study, waiting, workers, _report(len(cells), len(cells) - len(waiting)))
-        _write_table(study, chosen, cells, quiet)
+        _say_start(len(chosen), trials, waiting, workers)
+        outcome = run_trials(study, waiting, workers, _report(len(trials), len(trials) - len(waiting)))
+        _write_table(study, chosen, trials, quiet)
     _end(outcome)
 
 
-def _say_start(rows: int, cells: list[Cell], waiting: list[Cell], workers: Workers) -> None:
+def _say_start(rows: int, trials: list[Trial], waiting: list[Trial], workers: Workers) -> None:
     import logging
 
     logging.getLogger("afire").info(
-        "%d rows, %d different cells, %d finished; %d to run, %d side by side on %s",
+        "%d rows, %d different trials, %d finished; %d to run, %d side by side on %s",
         rows,
-        len(cells),
-        len(cells) - len(waiting),
+        len(trials),
+        len(trials) - len(waiting),
         len(waiting),
         workers.jobs,
         f"{len(workers.gpus)} GPUs" if workers.gpus else f"the CPU, {workers.threads} thread(s) each",
@@ -165,7 +165,7 @@ def _say_start(rows: int, cells: list[Cell], waiting: list[Cell], workers: Worke
 
 
 def _report(total: int, done_before: int) -> Any:
-    """A line for each cell as it ends."""
+    """A line for each trial as it ends."""
     import logging
 
     from afire.progress import format_seconds
@@ -174,19 +174,19 @@ def _report(total: int, done_before: int) -> Any:
     logger = logging.getLogger("afire")
     ended = done_before
 
-    def report(cell: Cell, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
+    def report(trial: Trial, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
         nonlocal ended
         ended += 1
         ahead = f"; about {format_seconds(left)} left" if left is not None else ""
         if result is None:
-            logger.warning("[%d/%d] %s failed: %s%s", ended, total, cell.name, failure, ahead)
+            logger.warning("[%d/%d] %s failed: %s%s", ended, total, trial.name, failure, ahead)
             return
         took = format_seconds(sum(result["seconds"].values()))
         logger.info(
             "[%d/%d] %s: probe AUC %.3f, detection AUC %.3f, %s%s",
             ended,
             total,
-            cell.name,
+            trial.name,
             result["probe"].get("auc", float("nan")),
             result["detection"][DETECTION],
             took,
@@ -196,7 +196,7 @@ def _report(total: int, done_before: int) -> Any:
     return report
 
 
-def _show_plan(cells: list[Cell], study: Study, workers: Workers) -> None:
+def _show_plan(trials: list[Trial], study: Study, workers: Workers) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -206,28 +206,30 @@ def _show_plan(cells: list[Cell], study: Study, workers: Workers) -> None:
 
     screen = console()
     table = Table()
-    for name in ("cell", "state", "also"):
+    for name in ("trial", "state", "also"):
         table.add_column(name, overflow="fold")
     table.add_column("about", justify="right")
-    estimates = estimate_seconds(study, cells, workers)
-    states = {cell.key: cell.state() for cell in cells}
-    for cell in cells:
-        about = "" if states[cell.key] == "finished" else format_seconds(estimates[cell.key])
-        table.add_row(Text(cell.name), states[cell.key], Text(", ".join(cell.rows[1:])), about)
-    left = [estimates[cell.key] for cell in cells if states[cell.key] != "finished"]
+    estimates = estimate_seconds(study, trials, workers)
+    states = {trial.key: trial.state() for trial in trials}
+    for trial in trials:
+        about = "" if states[trial.key] == "finished" else format_seconds(estimates[trial.key])
+        table.add_row(Text(trial.name), states[trial.key], Text(", ".join(trial.rows[1:])), about)
+    left = [estimates[trial.key] for trial in trials if states[trial.key] != "finished"]
     screen.print(table)
     hours = format_seconds(max(sum(left) / workers.jobs, max(left, default=0.0)))
-    screen.print(f"{len(cells)} cells, {len(left)} to run, {workers.jobs} side by side: about {hours}", highlight=False)
+    screen.print(
+        f"{len(trials)} trials, {len(left)} to run, {workers.jobs} side by side: about {hours}", highlight=False
+    )
 
 
-def _write_table(study: Study, rows: list[Row], cells: list[Cell], quiet: bool) -> None:
+def _write_table(study: Study, rows: list[Row], trials: list[Trial], quiet: bool) -> None:
     from afire.cli.options import console
     from afire.files import write_json, write_text
     from afire.report.ablation import ablation_csv, ablation_figure, ablation_json, ablation_latex, ablation_markdown
     from afire.report.style import save_figure, style
     from afire.studies.ablation_table import make_table
 
-    table = make_table(study, rows, cells)
+    table = make_table(study, rows, trials)
     if table is None:
         return
     with style():
@@ -269,12 +271,12 @@ def _show_table(table: AblationTable) -> None:
 
 
 def _end(outcome: Outcome) -> None:
-    """Exit codes: 128 + the signal that stopped it, 1 when a cell failed."""
+    """Exit codes: 128 + the signal that stopped it, 1 when a trial failed."""
     import logging
 
     logger = logging.getLogger("afire")
-    for cell, failure in outcome.failed:
-        logger.warning("failed: %s: %s; its log is %s", cell.name, failure, cell.folder / "log.txt")
+    for trial, failure in outcome.failed:
+        logger.warning("failed: %s: %s; its log is %s", trial.name, failure, trial.folder / "log.txt")
     if outcome.signal:
         logger.warning("stopped by a signal; the same command goes on from here")
         raise typer.Exit(128 + outcome.signal)

@@ -75,7 +75,7 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 def _main_table(rows: Sequence[TableRow]) -> str:
     header = ["row", "AUC", "ACC", "F1", "paper AUC / ACC / F1", "Δ AUC", "p seeds", "p paired"]
-    header += ["detection AUC", "Δ", "p seeds", "p paired", "seeds", "min a cell"]
+    header += ["detection AUC", "Δ", "p seeds", "p paired", "seeds", "min a trial"]
     return markdown_table(header, [_main_cells(row) for row in rows])
 
 

@@ -3,13 +3,13 @@
 A row is a YAML file with a small header and ``settings``, which hold only what differs from the base. Those that come
 with afire lie in ``presets/ablations`` (in a checkout also seen as ``configs/ablations``).
 
-The cells of an ablation: one for each different configuration and seed, with a key that says what decides it.
+The trials of an ablation: one for each different configuration and seed, with a key that says what decides it.
 
-    OUT/study.json             the base settings, the data and the split that all cells share
-    OUT/split.json             the parts, the same for every cell
-    OUT/cells/NAME-KEY/        one cell: request.json, log.txt, run/, probe/, detection.parquet, and last cell.json
+    OUT/study.json             the base settings, the data and the split that all trials share
+    OUT/split.json             the parts, the same for every trial
+    OUT/trials/NAME-KEY/       one trial: request.json, log.txt, run/, probe/, detection.parquet, and last trial.json
 
-Rows whose settings come out the same share their cells.
+Rows whose settings come out the same share their trials.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from afire.config import Config, Section, changed, load_settings
+from afire.config import Config, Section, changed, load_settings, validate
 from afire.data.pack import Films, open_films
 from afire.data.splits import Split, write_split
 from afire.errors import UserError
@@ -133,21 +134,22 @@ def _own_rows(paths: Sequence[Path], where: Path, known: Mapping[str, Row]) -> l
 
 
 FORMAT = 1
-STUDY, SPLIT, CELLS = "study.json", "split.json", "cells"
-REQUEST, LOG, RUN, PROBE, DETECTION, CELL = (
+STUDY, SPLIT, TRIALS = "study.json", "split.json", "trials"
+REQUEST, LOG, RUN, PROBE, DETECTION, TRIAL = (
     "request.json",
     "log.txt",
     "run",
     "probe",
     "detection.parquet",
-    "cell.json",
+    "trial.json",
 )
+_OLD_TRIALS, _OLD_TRIAL = "cells", "cell.json"  # what trials were called; such a study is still read and resumed
 _KEY_LENGTH = 12
 
 
 @dataclass(frozen=True)
 class Study:
-    """What all cells of one ablation share."""
+    """What all trials of one ablation share."""
 
     out: Path
     data: Path
@@ -165,7 +167,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One training with its probe and detection: a configuration with its seed, and the rows that share it."""
 
     key: str
@@ -190,13 +192,14 @@ class Cell:
         return "begun" if (self.folder / RUN).exists() else "to run"
 
     def result(self) -> dict[str, Any] | None:
-        """What ``cell.json`` holds once the cell is finished, else None; a torn or foreign one is none."""
-        try:
-            found = read_json(self.folder / CELL)
-        except UserError:
-            return None
-        whole = isinstance(found, dict) and found.get("format") == FORMAT and found.get("key") == self.key
-        return found if whole else None
+        """What ``trial.json`` holds once the trial is finished, else None; a truncated or foreign one is none."""
+        keys = (self.key, _key_of(self.folder))
+        for name in (TRIAL, _OLD_TRIAL):
+            with suppress(UserError):
+                record = read_json(self.folder / name)
+                if isinstance(record, dict) and record.get("format") == FORMAT and record.get("key") in keys:
+                    return record
+        return None
 
 
 def open_study(
@@ -239,23 +242,24 @@ def open_study(
 
 
 def begin_study(study: Study) -> None:
-    """Write what the cells share."""
+    """Write what the trials share."""
     write_split(study.split, study.out / SPLIT)
     write_json(study.out / STUDY, study.identity)
 
 
-def plan_cells(study: Study, rows: Sequence[Row], seeds: Sequence[int]) -> list[Cell]:
-    """The cells of all rows and seeds, seed by seed, each different configuration once."""
+def plan_trials(study: Study, rows: Sequence[Row], seeds: Sequence[int]) -> list[Trial]:
+    """The trials of all rows and seeds, seed by seed, each different configuration once."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise UserError("--seeds needs at least one seed, and each only once, as in --seeds 0,1,2.")
-    found: dict[str, tuple[Config, list[str]]] = {}
+    planned: dict[str, tuple[Config, list[str]]] = {}
     for seed in seeds:
         for row in rows:
             config = row.config(study.base, seed)
-            found.setdefault(_key(study, config), (config, []))[1].append(row.name)
+            planned.setdefault(_key(study, config), (config, []))[1].append(row.name)
+    folders = _folders(study)
     return [
-        Cell(key, config, tuple(names), _folder(study.out, key, f"{names[0]}-seed{config.seed}"))
-        for key, (config, names) in found.items()
+        Trial(key, config, tuple(names), folders.get(key, study.out / TRIALS / f"{names[0]}-seed{config.seed}-{key}"))
+        for key, (config, names) in planned.items()
     ]
 
 
@@ -282,29 +286,49 @@ def _key(study: Study, config: Config) -> str:
     return sha256_text(json.dumps(decides, sort_keys=True))[:_KEY_LENGTH]
 
 
-def _folder(out: Path, key: str, name: str) -> Path:
-    """The cell's folder: the one that carries its key, whichever row it was first run for."""
-    existing = sorted((out / CELLS).glob(f"*-{key}"))
-    return existing[0] if existing else out / CELLS / f"{name}-{key}"
+def _folders(study: Study) -> dict[str, Path]:
+    """The folders of earlier starts by key, whichever row each was first run for.
+
+    The key is computed anew from the settings in the folder: one that afire has learnt since then changes the hash of
+    an old trial, but not what was trained.
+    """
+    folders: dict[str, Path] = {}
+    for folder in sorted(path for name in (_OLD_TRIALS, TRIALS) for path in (study.out / name).glob("*-*")):
+        folders[_key_of(folder)] = folder
+        with suppress(UserError, KeyError, TypeError):
+            folders[_key(study, validate(read_json(folder / REQUEST)["config"], Config))] = folder
+    return folders
+
+
+def _key_of(folder: Path) -> str:
+    return folder.name.rpartition("-")[2]
 
 
 def _refuse_another(study: Study) -> None:
-    """Cells of another base, other films or another split must not stand in one table with these."""
+    """Trials of another base, other films or another split must not stand in one table with these."""
     file = study.out / STUDY
     if not file.exists():
-        if (study.out / CELLS).exists():
-            raise UserError(f"{study.out} holds cells but no {STUDY}; choose another --out.")
+        if any((study.out / name).exists() for name in (TRIALS, _OLD_TRIALS)):
+            raise UserError(f"{study.out} holds trials but no {STUDY}; choose another --out.")
         return
     before = read_json(file)
     if not isinstance(before, dict) or before.get("format") != FORMAT:
         raise UserError(f"{file} is not a study of format {FORMAT}; choose another --out.")
-    changes = _differences(before, study.identity)
+    changes = _differences({**before, "base": _base(before)}, study.identity)
     if changes:
         more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
             f"{study.out} holds an ablation with other settings or data ({'; '.join(changes[:3])}{more}); "
             "repeat its settings, or choose another --out."
         )
+
+
+def _base(before: Mapping[str, Any]) -> Any:
+    """The base settings of an earlier start, with those that afire has learnt since then at their defaults."""
+    try:
+        return validate(before["base"], Config).model_dump(exclude={"seed", "run"})
+    except (KeyError, UserError):
+        return before.get("base")
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

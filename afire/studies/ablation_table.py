@@ -1,4 +1,4 @@
-"""From finished cells to a table: mean, sd and p against the full method, beside the paper's numbers.
+"""From finished trials to a table: mean, sd and p against the full method, beside the paper's numbers.
 
 Two tests, because they ask different things: Welch's t-test over seeds (would it hold with other seeds?) and a paired
 bootstrap over test patients of the mean over seeds (would it hold with other patients?).
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from afire.config import load_config
 from afire.studies.ablate_detect import DETECTION as MAIN_DETECTOR
 from afire.studies.ablate_detect import DETECTORS
-from afire.studies.ablation_grid import DETECTION, FULL, PROBE, Cell, Row, Study
+from afire.studies.ablation_grid import DETECTION, FULL, PROBE, Row, Study, Trial
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import TestScores, bootstrap_values
 from afire.tasks.results import SCORE, TRUTH, Estimate, estimate, read_predictions, read_result
@@ -54,7 +54,7 @@ class TableRow:
     detectors: dict[str, Estimate]  # of DETECTORS, those the row has
     against: dict[str, Against]  # of MEASURES; empty for the full method
     same_as_full: bool
-    minutes: float  # of one cell, mean
+    minutes: float  # of one trial, mean
 
     @property
     def paper(self) -> dict[str, float]:
@@ -82,10 +82,10 @@ class AblationTable:
     notes: list[str] = field(default_factory=list)
 
 
-def make_table(study: Study, rows: Sequence[Row], cells: Sequence[Cell]) -> AblationTable | None:
-    """The table of all finished cells; rows without any are named in the notes. None before the full method has one."""
-    results = {cell.key: result for cell in cells if (result := cell.result()) is not None}
-    done = {row.name: [c for c in cells if row.name in c.rows and c.key in results] for row in rows}
+def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> AblationTable | None:
+    """The table of all finished trials; rows without any stand in the notes. None before the full method has one."""
+    results = {trial.key: result for trial in trials if (result := trial.result()) is not None}
+    done = {row.name: [c for c in trials if row.name in c.rows and c.key in results] for row in rows}
     if not done[FULL]:
         return None
     full = _Measured(done[FULL], results)
@@ -98,32 +98,32 @@ def make_table(study: Study, rows: Sequence[Row], cells: Sequence[Cell]) -> Abla
 
 
 class _Measured:
-    """The numbers of a row's cells, and each measure in every bootstrap draw of patients."""
+    """The numbers of a row's trials, and each measure in every bootstrap draw of patients."""
 
-    def __init__(self, cells: Sequence[Cell], results: Mapping[str, Mapping[str, Any]]) -> None:
-        self.cells = sorted(cells, key=lambda cell: cell.seed)
-        self.results = [results[cell.key] for cell in self.cells]
-        draws = bootstrap_values([_probe_scores(c) for c in self.cells], np.random.default_rng(_SEED), _DRAWS)
+    def __init__(self, trials: Sequence[Trial], results: Mapping[str, Mapping[str, Any]]) -> None:
+        self.trials = sorted(trials, key=lambda trial: trial.seed)
+        self.results = [results[trial.key] for trial in self.trials]
+        draws = bootstrap_values([_probe_scores(c) for c in self.trials], np.random.default_rng(_SEED), _DRAWS)
         self.draws: dict[str, Floats] = {name: draws[name][:, -1] for name in PROBE_METRICS}
-        detected = bootstrap_values([_detection_scores(c) for c in self.cells], np.random.default_rng(_SEED), _DRAWS)
+        detected = bootstrap_values([_detection_scores(c) for c in self.trials], np.random.default_rng(_SEED), _DRAWS)
         self.draws["detection"] = detected["auc"][:, -1]
         self.values = {name: [float(r["probe"].get(name, math.nan)) for r in self.results] for name in PROBE_METRICS}
         self.values["detection"] = [float(r["detection"][MAIN_DETECTOR]) for r in self.results]
 
     def of_seeds(self, seeds: Sequence[int]) -> _Measured:
         """The same row with these seeds only."""
-        kept = [cell for cell in self.cells if cell.seed in seeds]
-        if len(kept) == len(self.cells):
+        kept = [trial for trial in self.trials if trial.seed in seeds]
+        if len(kept) == len(self.trials):
             return self
-        return _Measured(kept, {c.key: r for c, r in zip(self.cells, self.results, strict=True)})
+        return _Measured(kept, {c.key: r for c, r in zip(self.trials, self.results, strict=True)})
 
     @property
     def seeds(self) -> list[int]:
-        return [cell.seed for cell in self.cells]
+        return [trial.seed for trial in self.trials]
 
 
 def _table_row(row: Row, measured: _Measured, full: _Measured) -> TableRow:
-    same = measured.cells == full.cells
+    same = measured.trials == full.trials
     detectors = {
         name: estimate([float(r["detection"][name]) for r in measured.results])
         for name in DETECTORS
@@ -152,8 +152,8 @@ def _against(measured: _Measured, full: _Measured, name: str) -> Against:
     return Against(difference, m.t_test(ours.values[name], theirs.values[name]).p, paired)
 
 
-def _probe_scores(cell: Cell) -> TestScores:
-    result, predictions = read_result(cell.folder / PROBE), read_predictions(cell.folder / PROBE)
+def _probe_scores(trial: Trial) -> TestScores:
+    result, predictions = read_result(trial.folder / PROBE), read_predictions(trial.folder / PROBE)
     test = predictions[predictions["part"] == "test"]
     thresholds = result.runs[0].chosen["thresholds"]
     return TestScores(
@@ -164,8 +164,8 @@ def _probe_scores(cell: Cell) -> TestScores:
     )
 
 
-def _detection_scores(cell: Cell) -> TestScores:
-    found = pd.read_parquet(cell.folder / DETECTION)
+def _detection_scores(trial: Trial) -> TestScores:
+    found = pd.read_parquet(trial.folder / DETECTION)
     return TestScores(
         scores=found[[MAIN_DETECTOR]].to_numpy(np.float64),
         truth=found[["abnormal"]].to_numpy(np.float64),
@@ -195,14 +195,14 @@ def _facts(study: Study, rows: Sequence[TableRow], results: Mapping[str, Mapping
     base, films, data = study.base, study.films, study.identity["data"]
     first = next(iter(results.values()))
     machine = first["machine"]
-    hardware = ", ".join(machine["gpus"]) or f"CPU with {machine['cores']} cores, one process a cell"
+    hardware = ", ".join(machine["gpus"]) or f"CPU with {machine['cores']} cores, one process a trial"
     seeds = sorted({seed for row in rows for seed in row.seeds})
     encoder = base.encoder
     facts = {
         "data": f"{data['name']}, {data['size']} px, hash `{data['hash'][:12]}`",
         "films": f"{films['normal']:,} normal ones to pre-train; probe on {films['train']:,} / {films['val']:,} / "
         f"{films['test']:,} (train / val / test)",
-        "split": f"hash `{study.split.hash[:12]}`, the same for every cell; thresholds and C from validation films",
+        "split": f"hash `{study.split.hash[:12]}`, the same for every trial; thresholds and C from validation films",
         "label": ", ".join(study.labels),
         "network": f"ViT of width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
         "budget": f"equal: {base.training.epochs} epochs, batch {base.training.batch_size}, in every row",
@@ -227,7 +227,7 @@ def _notes(rows: Sequence[Row], found: Sequence[TableRow], results: Mapping[str,
     notes = [f"{row.row.title}: {row.row.note}" for row in found if row.row.note]
     same = [row.row.title for row in found if row.same_as_full]
     if same:
-        notes.append(f"the same settings as the full method here, so the same cells: {', '.join(same)}")
+        notes.append(f"the same settings as the full method here, so the same trials: {', '.join(same)}")
     shown = {row.row.name for row in found}
     missing = [row.title for row in rows if row.name not in shown]
     if missing:
@@ -245,5 +245,5 @@ def _notes(rows: Sequence[Row], found: Sequence[TableRow], results: Mapping[str,
         notes.append(f"p-values are not corrected for the {others} comparisons")
     versions = sorted({str(result["afire"]) for result in results.values()})
     if len(versions) > 1:
-        notes.append(f"cells of different versions of afire: {', '.join(versions)}")
+        notes.append(f"trials of different versions of afire: {', '.join(versions)}")
     return notes

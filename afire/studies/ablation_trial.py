@@ -1,9 +1,9 @@
-"""How long a cell took over all of its starts, kept beside it so that a kill loses seconds and not minutes.
+"""How long a trial took over all of its starts, kept beside it so that a kill loses seconds and not minutes.
 
-One cell of an ablation, in a process of its own: train, probe, detect, and last of all ``cell.json``.
+One trial of an ablation, in a process of its own: train, probe, detect, and last of all ``trial.json``.
 
-Started by :mod:`afire.studies.ablation_run` as ``python -m afire.studies.ablation_trial CELL_FOLDER``, so that a
-crash or a kill ends one cell and no other; it ends when its parent does (:mod:`afire.processes`).
+Started by :mod:`afire.studies.ablation_run` as ``python -m afire.studies.ablation_trial TRIAL_FOLDER``, so that a
+crash or a kill ends one trial and no other; it ends when its parent does (:mod:`afire.processes`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
 from afire.processes import end_with_parent, patient_lock
 from afire.studies.ablate_detect import detection_scores
-from afire.studies.ablation_grid import CELL, DETECTION, FORMAT, PROBE, REQUEST, RUN, detection_rows
+from afire.studies.ablation_grid import DETECTION, FORMAT, PROBE, REQUEST, RUN, TRIAL, detection_rows
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.metrics import auc
 from afire.tasks.probe import ProbeTask, run_probe
@@ -42,10 +42,10 @@ CLOCK = "seconds.json"
 _SECONDS_BETWEEN_WRITES = 5.0
 
 
-class CellClock:
-    """Seconds spent on each stage of a cell, those of earlier starts included.
+class TrialClock:
+    """Seconds spent on each stage of a trial, those of earlier starts included.
 
-    Work that a kill threw away was spent all the same and counts: the sum is what the cell cost.
+    Work that a kill threw away was spent all the same and counts: the sum is what the trial cost.
     """
 
     def __init__(self, folder: Path, between_writes: float = _SECONDS_BETWEEN_WRITES) -> None:
@@ -89,20 +89,20 @@ def _read(path: Path) -> dict[str, float]:
     return {str(k): float(v) for k, v in found.items()} if isinstance(found, dict) else {}
 
 
-# A cell's run is one of many: no pictures, and one checkpoint is enough to go on from.
+# A trial's run is one of many: no pictures, and one checkpoint is enough to go on from.
 _RUN_SETTINGS = {"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1, "checkpoint_epochs": 1, "wandb": False}
 
 logger = logging.getLogger("afire")
 
 
-def run_cell(folder: Path) -> None:
-    """Do what ``request.json`` in ``folder`` asks, going on where an earlier try ended, and write ``cell.json``."""
+def run_trial(folder: Path) -> None:
+    """Do what ``request.json`` in ``folder`` asks, going on where an earlier try ended, and write ``trial.json``."""
     request = read_json(folder / REQUEST)
     config = changed(validate(request["config"], Config), {"run": _RUN_SETTINGS})
     root = Path(request["root"]) if request["root"] else None
     data, split = Path(request["data"]), read_split(Path(request["split"]))
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
-    clock = CellClock(folder)
+    clock = TrialClock(folder)
     with clock.stage("train"):
         summary = _train(folder / RUN, config, films, split, data.name, request["device"])
     with clock.stage("probe"):
@@ -111,7 +111,7 @@ def run_cell(folder: Path) -> None:
         detection = _detect(folder, films, split, request["device"])
     state = environment()
     write_json(
-        folder / CELL,
+        folder / TRIAL,
         {
             "format": FORMAT,
             "key": request["key"],
@@ -186,14 +186,14 @@ def _detect(folder: Path, films: Films, split: Split, device: str) -> dict[str, 
 
 
 def main(folder: Path) -> int:
-    """Run the cell and return an exit code: 0 done, 2 a sentence about a mistake, 128 + n ended by signal n."""
+    """Run the trial and return an exit code: 0 done, 2 a sentence about a mistake, 128 + n ended by signal n."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logger.setLevel(logging.INFO)
     progress.configure("lines")
     end_with_parent()
     try:
-        with patient_lock(folder, "the cell"):
-            run_cell(folder)
+        with patient_lock(folder, "the trial"):
+            run_trial(folder)
     except StoppedBySignal as stopped:
         logger.info("stopped by signal %d after saving", stopped.signal)
         return 128 + stopped.signal

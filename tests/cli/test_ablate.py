@@ -39,15 +39,15 @@ def start(words: list[str], until: Callable[[], bool]) -> subprocess.Popen[str]:
     return process
 
 
-def newest_step(cell: Path) -> int:
-    steps = [int(path.name.removeprefix("step-")) for path in (cell / "run" / "checkpoints").glob("step-*")]
+def newest_step(trial: Path) -> int:
+    steps = [int(path.name.removeprefix("step-")) for path in (trial / "run" / "checkpoints").glob("step-*")]
     return max(steps, default=0)
 
 
-def timed(cell: Path) -> dict[int, float]:
+def timed(trial: Path) -> dict[int, float]:
     """Films a second noted at each step: no two trainings would note the same."""
     found = {}
-    for line in (cell / "run" / "metrics.jsonl").read_text().splitlines():
+    for line in (trial / "run" / "metrics.jsonl").read_text().splitlines():
         if line.endswith("}") and "images_per_second" in (record := json.loads(line)):
             assert record["step"] not in found, "a step is noted twice"
             found[record["step"]] = record["images_per_second"]
@@ -61,25 +61,25 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("title: bad\nsettings: {training: {learning_rate: 1.0e+30, epochs: 3}}\n")
     long, bad = str(tmp_path / "long.yaml"), str(tmp_path / "bad.yaml")
 
-    def cell(name: str) -> Path:
-        return next((out / "cells").glob(f"{name}-seed0-*"), out / "none")
+    def trial(name: str) -> Path:
+        return next((out / "trials").glob(f"{name}-seed0-*"), out / "none")
 
-    # The whole command is gone at once, in the middle of the second cell.
-    process = start(arguments(data, out, long), lambda: newest_step(cell("long")) >= 5)
+    # The whole command is gone at once, in the middle of the second trial.
+    process = start(arguments(data, out, long), lambda: newest_step(trial("long")) >= 5)
     process.kill()
     process.communicate()
-    finished = (cell("full") / "cell.json").stat().st_mtime_ns
-    saved = newest_step(cell("long"))
-    before = timed(cell("long"))
-    assert saved >= 5 and not (cell("long") / "cell.json").exists()
+    finished = (trial("full") / "trial.json").stat().st_mtime_ns
+    saved = newest_step(trial("long"))
+    before = timed(trial("long"))
+    assert saved >= 5 and not (trial("long") / "trial.json").exists()
 
     words = arguments(data, out, f"{long},head-shared,{bad}")
     last = subprocess.run([sys.executable, "-m", "afire", *words], env=ENVIRONMENT, capture_output=True, text=True)
     assert last.returncode == 1, last.stderr[-3000:]
-    assert "3 different cells, 1 finished; 2 to run" in last.stderr
+    assert "3 different trials, 1 finished; 2 to run" in last.stderr
     assert re.search(r"failed: bad, seed 0: .*not finite.*exit code 2", last.stderr)
-    assert (cell("full") / "cell.json").stat().st_mtime_ns == finished
-    after = timed(cell("long"))
+    assert (trial("full") / "trial.json").stat().st_mtime_ns == finished
+    after = timed(trial("long"))
     kept = {step for step in before if step <= saved}
     assert len(kept) == saved and all(after[step] == before[step] for step in kept)  # not trained again
     assert sorted(after) == list(range(1, max(after) + 1)) and max(after) % 40 == 0
@@ -95,7 +95,7 @@ def test_the_plan_runs_nothing(tmp_path: Path) -> None:
     data, out = draw_pack(tmp_path / "films", 48), tmp_path / "out"
     result = CliRunner().invoke(app, arguments(data, out, "no-category,head-shared", "--plan"))
     assert result.exit_code == 0, result.output
-    assert "2 cells, 2 to run, 1 side by side: about" in result.output and "head-shared" in result.output
+    assert "2 trials, 2 to run, 1 side by side: about" in result.output and "head-shared" in result.output
     assert not out.exists()
 
 

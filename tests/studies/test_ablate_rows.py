@@ -29,7 +29,7 @@ TABLE4 = [
     ("no-mask-token", 85.7, 80.4, 81.2),
     ("abnormal-consistency", 77.9, 70.4, 72.4),
 ]
-# Rows that say on top of `small` what it says already; they share the cells of the full method.
+# Rows that say on top of `small` what it says already; they share the trials of the full method.
 SAME_AS_SMALL = {"full", "head-shared", "similarity-corrected", "clusters-64", "views-1"}
 
 

@@ -1,4 +1,4 @@
-"""Cells in processes: stopped politely, ended with their parent, and told about when they fail."""
+"""Trials in processes: stopped politely, ended with their parent, and told about when they fail."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import pytest
 from afire.config import Config
 from afire.files import write_json
 from afire.studies import ablation_run as ablate_run
-from afire.studies.ablation_grid import CELL, LOG, Cell, choose_rows, open_study, plan_cells
-from afire.studies.ablation_run import Outcome, Workers, plan_workers, run_cells
+from afire.studies.ablation_grid import LOG, TRIAL, Trial, choose_rows, open_study, plan_trials
+from afire.studies.ablation_run import Outcome, Workers, plan_workers, run_trials
 
-# Stands in for a cell: waits to be asked to stop, then saves and ends as a cell does.
+# Stands in for a trial: waits to be asked to stop, then saves and ends as a trial does.
 WAITS = """
 import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -35,13 +35,13 @@ FAILS = "print('first words'); print('error: no such film.'); raise SystemExit(2
 
 
 @pytest.fixture
-def cells(packed: Path, smallest: Callable[..., Config], tmp_path: Path) -> Any:
+def trials(packed: Path, smallest: Callable[..., Config], tmp_path: Path) -> Any:
     study = open_study(packed, tmp_path / "out", smallest())
-    return study, plan_cells(study, choose_rows("no-category,no-structure"), [0])
+    return study, plan_trials(study, choose_rows("no-category,no-structure"), [0])
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    """Let every cell run ``program`` instead."""
+    """Let every trial run ``program`` instead."""
     popen = subprocess.Popen
 
     def replaced(command: list[str], **options: Any) -> Any:
@@ -50,44 +50,46 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(ablate_run.subprocess, "Popen", replaced)
 
 
-def run(study: Any, cells: list[Cell], jobs: int) -> tuple[Outcome, list[tuple[str, str]]]:
+def run(study: Any, trials: list[Trial], jobs: int) -> tuple[Outcome, list[tuple[str, str]]]:
     told: list[tuple[str, str]] = []
 
-    def report(cell: Cell, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
-        told.append((cell.name, failure))
+    def report(trial: Trial, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
+        told.append((trial.name, failure))
 
-    return run_cells(study, cells, Workers(jobs, 1, "cpu"), report), told
+    return run_trials(study, trials, Workers(jobs, 1, "cpu"), report), told
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_cells_save(cells: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    study, planned = cells
+def test_a_signal_lets_running_trials_save(
+    trials: Any, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    study, planned = trials
     stand_in(monkeypatch, WAITS)
 
     def ask() -> None:
         deadline = time.monotonic() + 30
-        while not all((cell.folder / "ready").exists() for cell in planned[:2]) and time.monotonic() < deadline:
+        while not all((trial.folder / "ready").exists() for trial in planned[:2]) and time.monotonic() < deadline:
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=ask).start()
     outcome, told = run(study, planned, 2)
     assert outcome.signal == number and not outcome.finished and not outcome.failed and not told
-    assert [(cell.folder / "saved").exists() for cell in planned] == [True, True, False]  # the third never began
+    assert [(trial.folder / "saved").exists() for trial in planned] == [True, True, False]  # the third never began
 
 
-def test_a_failing_cell_is_told_and_the_others_go_on(cells: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, planned = cells
+def test_a_failing_trial_is_told_and_the_others_go_on(trials: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, planned = trials
     stand_in(monkeypatch, FAILS)
-    for cell in planned[1:]:
-        write_json(cell.folder / CELL, {"format": 1, "key": cell.key})
+    for trial in planned[1:]:
+        write_json(trial.folder / TRIAL, {"format": 1, "key": trial.key})
     outcome, told = run(study, planned, 1)
-    assert [cell.name for cell in outcome.finished] == ["no-category, seed 0", "no-structure, seed 0"]
+    assert [trial.name for trial in outcome.finished] == ["no-category, seed 0", "no-structure, seed 0"]
     assert told[0] == ("full, seed 0", "no such film. (exit code 2)")
     assert "first words" in (planned[0].folder / LOG).read_text()
 
 
-def test_workers_follow_cores_and_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_follow_cores_and_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ablate_run, "usable_cores", lambda: 8)
     monkeypatch.setattr(ablate_run, "_visible_gpus", lambda: ())
     assert plan_workers(None, 2, "auto", 20) == Workers(4, 2, "cpu")

@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import ttest_ind
 
 from afire.config import Config
-from afire.studies.ablation_grid import Cell, Study, choose_rows, open_study, plan_cells
+from afire.studies.ablation_grid import Study, Trial, choose_rows, open_study, plan_trials
 from afire.studies.ablation_table import AblationTable, TableRow, make_table
-from tests.studies.cells import area, finish, scores, truth
 from tests.studies.conftest import draw_pack
+from tests.studies.trials import area, finish, scores, truth
 
 Settings = Callable[..., Config]
 SIGNAL = {"full": 1.0, "no-category": 0.75, "no-contrast": 0.4}
@@ -27,14 +27,14 @@ class Drawn:
     def __init__(self, study: Study, leave_out: tuple[str, int] | None = None) -> None:
         rng = np.random.default_rng(5)
         self.study, self.rows = study, choose_rows(ROWS)
-        self.cells = plan_cells(study, self.rows, SEEDS)
+        self.trials = plan_trials(study, self.rows, SEEDS)
         self.probe: dict[tuple[str, int], np.ndarray] = {}
         self.detection: dict[tuple[str, int], np.ndarray] = {}
-        for cell in self.cells:
-            key = (cell.rows[0], cell.seed)
+        for trial in self.trials:
+            key = (trial.rows[0], trial.seed)
             self.probe[key], self.detection[key] = scores(rng, SIGNAL[key[0]]), scores(rng, SIGNAL[key[0]] / 2)
             if key != leave_out:
-                finish(cell, self.probe[key], self.detection[key], self.metrics(key), 60 + 60 * cell.seed)
+                finish(trial, self.probe[key], self.detection[key], self.metrics(key), 60 + 60 * trial.seed)
 
     def metrics(self, key: tuple[str, int]) -> dict[str, float]:
         called, abnormal = self.probe[key] >= 0.5, truth() == 1
@@ -43,7 +43,7 @@ class Drawn:
         return {"auc": area(self.probe[key], truth()), "accuracy": float((called == abnormal).mean()), "f1": f1}
 
     def table(self) -> AblationTable:
-        table = make_table(self.study, self.rows, self.cells)
+        table = make_table(self.study, self.rows, self.trials)
         assert table is not None
         return table
 
@@ -124,8 +124,8 @@ def test_order_against_the_papers(drawn: Drawn) -> None:
 def test_no_table_before_the_full_method_is_there(packed: Path, smallest: Settings, tmp_path: Path) -> None:
     study = open_study(packed, tmp_path / "out", smallest())
     rows = choose_rows("no-category")
-    cells: list[Cell] = plan_cells(study, rows, [0])
-    assert make_table(study, rows, cells) is None
+    trials: list[Trial] = plan_trials(study, rows, [0])
+    assert make_table(study, rows, trials) is None
 
 
 def test_childcxr_with_the_choices_of_small_carries_a_caution(packed: Path, smallest: Settings, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_ablation(request_: Request, tmp_path: Path) -> None:
     assert found.notes == ["look out", "n"] and found.figures == [tmp_path / "figures" / "table1"]
     differing = settings(found)
     assert differing["training"] == ("epochs 800", "epochs 5") and differing["seeds"] == ("3", "1")
-    assert not found.pretraining  # its cells have pre-trainings of their own
+    assert not found.pretraining  # its trials have pre-trainings of their own
 
 
 def test_what_is_not_finished_says_why(request_: Request) -> None:

@@ -140,7 +140,7 @@ def test_a_signal_ends_the_step_and_the_next_start_goes_on(tmp_path: Path) -> No
     assert found is not None and found.state == "begun" and found.seconds > 0
 
 
-def test_a_torn_step_file_is_none(tmp_path: Path) -> None:
+def test_a_truncated_step_file_is_none(tmp_path: Path) -> None:
     step_path(tmp_path, "a").parent.mkdir(parents=True)
     step_path(tmp_path, "a").write_text('{"format": 1, "sta')
     assert read_step(tmp_path, "a") is None

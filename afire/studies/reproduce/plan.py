@@ -206,7 +206,7 @@ def _pretraining(request: Request) -> list[Step]:
 
 
 def _ablation(request: Request, table: str) -> list[Step]:
-    """Cells of both tables lie in one study, so that the full method is trained once; each table is kept apart."""
+    """Trials of both tables lie in one study, so that the full method is trained once; each table is kept apart."""
     out, scale = request.out, request.scale
     steps = _films(request)
     study = out / "ablate"

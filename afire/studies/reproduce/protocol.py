@@ -70,7 +70,7 @@ def of_settings(config: Config, processes: int = 1) -> list[Difference]:
 
 
 def of_study(study: Mapping[str, Any], seeds: Iterable[int]) -> list[Difference]:
-    """An ablation: each cell has a pre-training of its own, on the normal training films of the set itself."""
+    """An ablation: each trial has a pre-training of its own, on the normal training films of the set itself."""
     base = validate({**study["base"], "seed": 0}, Config)
     films = of_films(int(study["films"]["normal"]), str(study["data"]["name"]))
     return [*films, *of_settings(base), *of_seeds(seeds)]

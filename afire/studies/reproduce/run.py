@@ -91,7 +91,7 @@ def step_path(out: Path, name: str, ending: str = "json") -> Path:
 
 
 def read_step(out: Path, name: str) -> StepFile | None:
-    """What an earlier start left, or None; a torn file counts as none."""
+    """What an earlier start left, or None; a truncated file counts as none."""
     try:
         raw: Any = read_json(step_path(out, name))
     except UserError:
@@ -149,7 +149,7 @@ def _differing(before: str, now: str) -> tuple[str, str]:
 
 
 _SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_SAVE = 180.0  # a step that was asked to stop writes a checkpoint; an ablation waits for its cells
+_SECONDS_TO_SAVE = 180.0  # a step that was asked to stop writes a checkpoint; an ablation waits for its trials
 
 Event = Literal["start", "resume", "done", "before", "failed", "skipped"]
 Report = Callable[[Step, Event, str], None]

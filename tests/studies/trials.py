@@ -1,4 +1,4 @@
-"""Finished cells without training: results written as a cell would, with scores that a test can compute with."""
+"""Finished trials without training: results written as a trial would, with scores that a test can compute with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from afire.files import write_json
-from afire.studies.ablation_grid import CELL, DETECTION, FORMAT, PROBE, Cell
+from afire.studies.ablation_grid import DETECTION, FORMAT, PROBE, TRIAL, Trial
 from afire.tasks.results import Result, RunResult, estimate, write_result
 
 PATIENTS = 40
@@ -26,9 +26,9 @@ def scores(generator: np.random.Generator, signal: float) -> np.ndarray:
 
 
 def finish(
-    cell: Cell, probe: np.ndarray, detection: np.ndarray, metrics: dict[str, float], seconds: float = 60
+    trial: Trial, probe: np.ndarray, detection: np.ndarray, metrics: dict[str, float], seconds: float = 60
 ) -> None:
-    """Write what a cell writes. ``metrics`` are the probe's; the threshold of its scores is 0.5."""
+    """Write what a trial writes. ``metrics`` are the probe's; the threshold of its scores is 0.5."""
     patients = [f"p{number // 2}" for number in range(len(probe))]
     frame = pd.DataFrame(
         {
@@ -40,12 +40,12 @@ def finish(
             "score:abnormal": probe,
         }
     )
-    write_result(cell.folder / PROBE, _result(cell.seed, metrics), frame)
-    cell.folder.mkdir(parents=True, exist_ok=True)
+    write_result(trial.folder / PROBE, _result(trial.seed, metrics), frame)
+    trial.folder.mkdir(parents=True, exist_ok=True)
     pd.DataFrame({"image": frame["image"], "patient": patients, "abnormal": truth(), "gaussian": detection}).to_parquet(
-        cell.folder / DETECTION
+        trial.folder / DETECTION
     )
-    write_json(cell.folder / CELL, _cell(cell, metrics, detection, seconds))
+    write_json(trial.folder / TRIAL, _record(trial, metrics, detection, seconds))
 
 
 def area(values: np.ndarray, positive: np.ndarray) -> float:
@@ -54,12 +54,12 @@ def area(values: np.ndarray, positive: np.ndarray) -> float:
     return float((above > 0).mean() + 0.5 * (above == 0).mean())
 
 
-def _cell(cell: Cell, metrics: dict[str, float], detection: np.ndarray, seconds: float) -> dict[str, object]:
+def _record(trial: Trial, metrics: dict[str, float], detection: np.ndarray, seconds: float) -> dict[str, object]:
     return {
         "format": FORMAT,
-        "key": cell.key,
-        "name": cell.rows[0],
-        "seed": cell.seed,
+        "key": trial.key,
+        "name": trial.rows[0],
+        "seed": trial.seed,
         "probe": metrics,
         "detection": {"gaussian": area(detection, truth())},
         "seconds": {"train": seconds - 10, "probe": 6.0, "detection": 4.0},
