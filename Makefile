@@ -29,7 +29,7 @@ lint: $(READY)
 demo: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh scripts/demo.sh $(DEMO) $(DEMO_FILMS) $(DEMO_EPOCHS)
 
-# docs/benchmarks.md, about twenty-five minutes on two idle cores; BENCH="--only losses,step" measures some parts again.
+# docs/benchmarks.md, about twenty-five minutes on two idle cores; BENCH="--only losses,step" measures some sections again.
 bench: $(READY)
 	$(BIN)/python benchmarks/page.py $(BENCH)
 
