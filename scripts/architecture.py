@@ -34,19 +34,19 @@ def arrow(
     axes: Axes,
     start: tuple[float, float],
     end: tuple[float, float],
-    words: str = "",
+    label: str = "",
     bend: str = "arc3",
     side: float = 0.13,
 ) -> None:
     style = {"arrowstyle": "-|>", "color": SOFT, "lw": 1.1, "shrinkA": 0, "shrinkB": 0, "connectionstyle": bend}
     axes.annotate("", end, start, arrowprops=style, zorder=1)
-    if words:
+    if label:
         x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-        axes.text(x, y + side, words, ha="center", va="center", fontsize=7.5, color=SOFT, style="italic", zorder=4)
+        axes.text(x, y + side, label, ha="center", va="center", fontsize=7.5, color=SOFT, style="italic", zorder=4)
 
 
-def note(axes: Axes, x: float, y: float, words: str) -> None:
-    axes.text(x, y, words, fontsize=7.5, color=SOFT, style="italic", va="center")
+def note(axes: Axes, x: float, y: float, label: str) -> None:
+    axes.text(x, y, label, fontsize=7.5, color=SOFT, style="italic", va="center")
 
 
 def band(axes: Axes, x: float, width: float, title: str, rooms: str, colour: str) -> None:
@@ -72,8 +72,8 @@ def data(axes: Axes) -> None:
 
 
 def learning(axes: Axes) -> None:
-    band(axes, 3.25, 6.9, "Pre-training, one step", "lesions, model, training", LEARN)
-    box(axes, 3.5, 5.75, 1.5, 0.95, "x", "normal film\nof the train part", PAPER)
+    band(axes, 3.25, 6.9, "Pre-training, one step of AFiRe", "lesions -> nn -> methods -> training", LEARN)
+    box(axes, 3.5, 5.75, 1.5, 0.95, "x", "normal film\nof the training set", PAPER)
     box(axes, 3.5, 2.55, 1.5, 0.95, "x', M", "lesions drawn on it\nand their mask", PAPER)
     box(axes, 5.5, 5.75, 1.6, 0.95, "Teacher", "EMA of the student\nencoder and head", LEARN)
     box(axes, 5.5, 2.55, 1.6, 0.95, "Student", "ViT encoder\nand head", LEARN)
@@ -93,7 +93,7 @@ def learning(axes: Axes) -> None:
     axes.plot([2.7, 3.12, 3.12], [1.31, 1.31, 6.22], color=SOFT, lw=1.1, zorder=1, solid_joinstyle="round")
     arrow(axes, (3.11, 6.22), (3.5, 6.22))
     arrow(axes, (4.25, 5.75), (4.25, 3.5))
-    note(axes, 4.33, 4.62, "afire.lesions:\nseed, epoch,\nfilm, view")
+    note(axes, 4.33, 4.62, "lesions drawn by\nseed, epoch,\nfilm, view")
     arrow(axes, (5.0, 6.22), (5.5, 6.22))
     arrow(axes, (5.0, 3.02), (5.5, 3.02))
     arrow(axes, (7.1, 6.22), (7.75, 6.22), "$q^T$")
@@ -118,7 +118,7 @@ def learning(axes: Axes) -> None:
 
 
 def use(axes: Axes) -> None:
-    band(axes, 10.4, 3.5, "Use and evidence", "weights, tasks, studies, report", USE)
+    band(axes, 10.4, 3.5, "Use and evidence", "weights -> tasks -> detect ->\nexport -> studies -> report", USE)
     box(axes, 10.7, 5.75, 2.9, 0.95, "Weights", "run folder, bundle, hf://, ONNX\nafire export, verify, push", USE)
     rows = [
         (4.6, "embed   probe", "fixed features"),
@@ -127,7 +127,7 @@ def use(axes: Axes) -> None:
     ]
     for y, title, text in rows:
         box(axes, 10.7, y, 2.9, 0.78, title, text, USE)
-    arrow(axes, (9.9, 6.22), (10.7, 6.22), "run")
+    arrow(axes, (9.9, 6.22), (10.7, 6.22), "run folder")
     arrow(axes, (12.15, 5.75), (12.15, 5.38))
     box(
         axes,
@@ -148,8 +148,8 @@ def main() -> None:
     axes.set_xlim(0, 14)
     axes.set_ylim(0, 7.6)
     axes.axis("off")
-    for part in (data, learning, use):
-        part(axes)
+    for draw in (data, learning, use):
+        draw(axes)
     raw = io.BytesIO()
     figure.savefig(raw)
     TARGET.parent.mkdir(parents=True, exist_ok=True)

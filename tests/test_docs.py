@@ -40,6 +40,23 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
+def test_files_of_the_repository_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for file in re.findall(r"`((?:afire|tests|scripts|benchmarks|configs|docs)/[\w/.-]+)`", text):
+        assert (ROOT / file).exists(), f"{names(page)} speaks of {file}"
+
+
+def test_the_traced_files_exist() -> None:
+    """`python scripts/trace.py` writes both walks again."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    traced = text.partition("<!-- written by scripts/trace.py -->")[2].partition("<!-- end of what")[0]
+    files = re.findall(r"`([\w/]+\.py)`", traced)
+    assert len(files) > 20 and "methods/afire.py" in files and "report/detect_page.py" in files
+    for file in files:
+        assert (ROOT / "afire" / file).is_file(), f"docs/architecture.md speaks of {file}: run scripts/trace.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
 def test_commands_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = "\n".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
