@@ -20,9 +20,7 @@ from afire.data.decode import read_film
 from afire.data.film import fit_square
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.weights.bundle import DETECTOR, is_bundle
-from afire.weights.hub import local_path
-from afire.weights.open import load_pretrained, pick_device
+from afire.weights.open import open_weights, pick_device
 
 if TYPE_CHECKING:
     from afire.detect.detector import Detector
@@ -32,7 +30,6 @@ Images = Tensor | NDArray[Any] | FilePath | Sequence[FilePath]
 """Films: a float tensor or array (B, 1, H, W), (B, H, W) or (H, W) in [0, 1] with black = 0, or files to read."""
 
 _BATCH = 64
-_DETECTOR_FILE = "detector.json"
 
 
 @dataclass(frozen=True)
@@ -149,15 +146,14 @@ class Model:
 
 def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto") -> Model:
     """Open a bundle, a run folder, a fitted detector, or ``hf://owner/name``; every file of a bundle is checked."""
-    folder = local_path(path)
-    pretrained = load_pretrained(path)
-    inside = folder / DETECTOR if is_bundle(folder) else folder
+    weights = open_weights(path)
+    network = weights.method
     detector = None
-    if (inside / _DETECTOR_FILE).is_file():
+    if weights.detector is not None:
         from afire.detect.detector import Detector
 
-        detector = Detector.load(inside)
-    return Model(pretrained.model, pretrained.name, detector).to(pick_device(device))
+        detector = Detector.load(weights.detector)
+    return Model(network, weights.name, detector).to(pick_device(device))
 
 
 def _parts(films: Tensor) -> Iterator[Tensor]:

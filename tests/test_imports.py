@@ -18,7 +18,7 @@ ROOMS = ["data", "lesions", "nn", "methods", "training", "weights", "tasks", "de
 COMMON = ["config", "errors", "files", "processes", "progress", "_version"]
 FACADES = ["api", "cli", "__main__", "__init__"]  # these may use everything
 # Until the loop is given its first weights instead of opening them.
-KNOWN = {("afire.training.loop", "afire.weights.files"), ("afire.training.loop", "afire.weights.open")}
+KNOWN = {("afire.training.loop", "afire.weights.open")}
 
 
 def modules_of(package: Path) -> dict[str, Path]:

@@ -76,12 +76,12 @@ def export(
     from afire.export.formats import FORMATS
     from afire.export.onnx import find_detector
     from afire.export.write import convert
-    from afire.weights.open import load_backbone
+    from afire.weights.open import open_weights
 
-    backbone = load_backbone(weights, asked_config(preset, config_file, overrides), network=network)
+    opened = open_weights(weights, asked_config(preset, config_file, overrides), network=network)
     with_detector = detector is not None or (form == "onnx" and preprocess != "none")
-    finder = find_detector(weights, detector) if with_detector else None
-    done = convert(backbone, out, FORMATS[form], detector=finder, preprocess=preprocess, force=force)
+    finder = find_detector(opened, detector) if with_detector else None
+    done = convert(opened, out, FORMATS[form], detector=finder, preprocess=preprocess, force=force)
     if not quiet:
         for line in _lines(done, FORMATS[form].backend):
             screen.print(line, soft_wrap=True, markup=False, highlight=False)

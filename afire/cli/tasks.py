@@ -449,13 +449,13 @@ def embed(
     from afire.data.pack import open_films
     from afire.errors import UserError
     from afire.tasks.features import check_name, write_features
-    from afire.weights.open import load_backbone, pick_device
+    from afire.weights.open import open_weights, pick_device
 
     check_name(out)
     if out.exists() and not force:
         raise UserError(f"{out} already exists; add --force to replace it.")
     target = pick_device(device)
-    backbone = load_backbone(weights, asked_config(preset, config_file, overrides), network=network, seed=seed)
+    backbone = open_weights(weights, asked_config(preset, config_file, overrides), network=network, seed=seed)
     logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
     image = backbone.config.image
     films = open_films(data, root, image.size, image.fit, image.voi)

@@ -52,7 +52,8 @@ from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import ABNORMAL
 from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash
 from afire.training.run_folder import environment
-from afire.weights.open import model_hash, pick_device
+from afire.weights.files import tensor_hash
+from afire.weights.open import pick_device
 
 CHANCE = 0.5
 
@@ -416,7 +417,7 @@ def _run_result(one: Measured, number: int, test: TestFilms, test_hash: str, cho
         seed=one.seed,
         fold=None,
         split_hash=test_hash,
-        weights_hash=model_hash(one.detector.model),
+        weights_hash=tensor_hash(one.detector.model.state_dict()),
         films={**one.detector.origin.get("parts", {}), "test": len(test.rows)},
         chosen={"score": one.detector.choice.name, "thresholds": {ABNORMAL: threshold}},
         metrics={name: chosen.metrics[name].values[number] for name in m.METRICS},

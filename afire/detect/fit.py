@@ -39,9 +39,7 @@ from afire.tasks.settings import DetectConfig
 from afire.training.batches import FILMS, films_seen, normal_training_rows, remember_films
 from afire.training.loop import pretrain
 from afire.training.run_folder import environment
-from afire.weights.bundle import is_bundle
-from afire.weights.hub import local_path
-from afire.weights.open import RANDOM, Pretrained, load_pretrained, pick_device, run_config_file
+from afire.weights.open import RANDOM, Weights, open_weights, pick_device
 
 Rows = NDArray[np.int64]
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}
@@ -109,7 +107,7 @@ class Networks:
     """Settings, and either a whole model (``pretrained``, of the run in ``run``) or an encoder's weights (``init``)."""
 
     config: Config
-    pretrained: Pretrained | None = None
+    pretrained: Weights | None = None
     run: Path | None = None
     init: str | None = None
 
@@ -124,23 +122,13 @@ def open_networks(
     for override in overrides:
         if override.strip().startswith("lesions."):
             raise UserError(f"--set {override}: the lesions that a detector learns on are adapt.{override.strip()}.")
-    if weights == RANDOM:
-        return Networks(_asked(preset, file, overrides, "random weights have no architecture of their own"))
-    path = local_path(weights)
-    settings = run_config_file(path)
-    if settings is None and not is_bundle(path):
-        if not path.exists():
-            raise UserError(f"{path} does not exist; give a run, a bundle, a weights file or random.")
-        return Networks(_asked(preset, file, overrides, f"{path} does not say which architecture it has"), init=weights)
-    _refuse_settings(preset, file, overrides)
-    pretrained = load_pretrained(weights)
-    return Networks(pretrained.model.config, pretrained, settings.parent if settings is not None else None)
-
-
-def _asked(preset: str | None, file: Path | None, overrides: Sequence[str], why: str) -> Config:
-    if preset is None and file is None and not overrides:
-        raise UserError(f"{why}; add --preset, --config or --set encoder.* to say it.")
-    return load_config(preset, file, overrides)
+    opened = open_weights(weights)
+    if opened.brings_settings:
+        _refuse_settings(preset, file, overrides)
+        return Networks(opened.config, opened, opened.run)
+    asked = load_config(preset, file, overrides) if preset is not None or file is not None or overrides else None
+    config = open_weights(weights, asked).config
+    return Networks(config, init=None if weights == RANDOM else weights)
 
 
 def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[str]) -> None:
@@ -191,7 +179,7 @@ class FitTask:
     settings: DetectConfig
     films: Films
     out: Path
-    pretrained: Pretrained | None = None
+    pretrained: Weights | None = None
     run: Path | None = None  # folder of the pre-training run, which knows what films it has seen
     init: str | Path | None = None
     split: Split | None = None
@@ -289,7 +277,7 @@ def _check(task: FitTask, parts: Parts) -> None:
 def _adapt(task: FitTask, parts: Parts) -> AFiRe:
     """The networks after they have seen the normal films that fit."""
     if task.pretrained is not None and task.settings.adapt.epochs == 0:
-        return task.pretrained.model
+        return task.pretrained.method
     if task.pretrained is None:
         training = task.config.training
         batch = min(training.batch_size, len(parts.fit))
@@ -311,13 +299,13 @@ def _adapt(task: FitTask, parts: Parts) -> AFiRe:
     )
     if result.status == "stopped":
         raise StoppedBySignal(result.signal, task.out)
-    return load_pretrained(folder).model
+    return open_weights(folder).method
 
 
-def _first_weights(config: Config, pretrained: Pretrained) -> dict[str, Tensor]:
+def _first_weights(config: Config, pretrained: Weights) -> dict[str, Tensor]:
     """The weights of the run; a lesion classifier that it does not have starts anew."""
     model = AFiRe(config)
-    known = pretrained.model.state_dict()
+    known = pretrained.method.state_dict()
     wanted = model.state_dict()
     model.load_state_dict({name: known.get(name, tensor) for name, tensor in wanted.items()})
     return model.state_dict()
@@ -456,5 +444,5 @@ def _origin(task: FitTask, parts: Parts, notes: list[str]) -> dict[str, Any]:
 
 def _weights_name(task: FitTask) -> dict[str, str]:
     if task.pretrained is not None:
-        return {"name": task.pretrained.name, "hash": task.pretrained.hash}
+        return {"name": task.pretrained.name, "hash": task.pretrained.method_hash}
     return {"name": "random" if task.init is None else Path(task.init).name}

@@ -14,7 +14,7 @@ from afire.config import Config, ImageConfig
 from afire.export.formats import Format
 from afire.export.onnx import Preprocess
 from afire.export.verify import TOLERANCE
-from afire.weights.open import Backbone
+from afire.weights.open import Weights
 
 _FILM = """std, mean = torch.std_mean(films, dim=(1, 2, 3), correction=0, keepdim=True)
 films = (films - mean) / std.clamp_min(1e-3)
@@ -49,7 +49,7 @@ _NORMALISE = {
 
 
 def format_readme(
-    backbone: Backbone, form: Format, preprocess: Preprocess, detector: Mapping[str, Any] | None = None
+    backbone: Weights, form: Format, preprocess: Preprocess, detector: Mapping[str, Any] | None = None
 ) -> str:
     """The text of ``README.md`` of an export to another library."""
     image = backbone.config.image

@@ -29,7 +29,7 @@ from afire.export.onnx import EncoderGraph, Preprocess
 from afire.files import write_json
 from afire.nn.layers import Normalise
 from afire.weights.files import read_tensors, to_huggingface, write_tensors
-from afire.weights.open import Backbone
+from afire.weights.open import Weights
 
 FITS = {
     "squash": "both sides are scaled to size, each by its own factor",
@@ -68,7 +68,7 @@ def describe(image: ImageConfig) -> dict[str, Any]:
 TIMM_WEIGHTS, TIMM_CONFIG = "model.safetensors", "config.json"
 
 
-def arguments(backbone: Backbone) -> dict[str, Any]:
+def arguments(backbone: Weights) -> dict[str, Any]:
     """Of ``timm.models.vision_transformer.VisionTransformer``."""
     encoder, image = backbone.config.encoder, backbone.config.image
     return {
@@ -82,9 +82,9 @@ def arguments(backbone: Backbone) -> dict[str, Any]:
     }
 
 
-def write_timm(folder: Path, backbone: Backbone) -> None:
+def write_timm(folder: Path, backbone: Weights) -> None:
     image, model_args = backbone.config.image, arguments(backbone)
-    write_tensors(folder / TIMM_WEIGHTS, backbone.encoder.state_dict())
+    write_tensors(folder / TIMM_WEIGHTS, backbone.trunk.state_dict())
     channels, size = model_args.pop("in_chans"), image.size
     mean, std = constants(image) or ([0.0] * channels, [1.0] * channels)
     fixed = {
@@ -106,7 +106,7 @@ def write_timm(folder: Path, backbone: Backbone) -> None:
 
 
 @torch.no_grad()
-def run_timm(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+def run_timm(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
     from timm.models.vision_transformer import VisionTransformer
 
     network = VisionTransformer(**arguments(backbone)).eval()
@@ -159,14 +159,14 @@ def processor_config(config: Config) -> dict[str, Any]:
     }
 
 
-def write_hf(folder: Path, backbone: Backbone) -> None:
-    write_tensors(folder / HF_WEIGHTS, to_huggingface(backbone.encoder.state_dict()))
+def write_hf(folder: Path, backbone: Weights) -> None:
+    write_tensors(folder / HF_WEIGHTS, to_huggingface(backbone.trunk.state_dict()))
     write_json(folder / HF_CONFIG, model_config(backbone.config))
     write_json(folder / PROCESSOR, processor_config(backbone.config))
 
 
 @torch.no_grad()
-def run_hf(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+def run_hf(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
     with _quiet_transformers():
         from transformers import ViTModel
 
@@ -194,12 +194,12 @@ def _quiet_transformers() -> Iterator[None]:
 FILE = "encoder.pt2"
 
 
-def write_torch_export(folder: Path, backbone: Backbone, preprocess: Preprocess = "normalise") -> None:
+def write_torch_export(folder: Path, backbone: Weights, preprocess: Preprocess = "normalise") -> None:
     torch.export.save(EncoderGraph(backbone, preprocess).trace(), folder / FILE)
 
 
 @torch.no_grad()
-def run_torch_export(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+def run_torch_export(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
     tokens, embedding = torch.export.load(folder / FILE).module()(films)
     return {"tokens": tokens, "embedding": embedding}
 
@@ -214,8 +214,8 @@ class Format:
     name: str
     backend: str
     """Who runs it."""
-    write: Callable[[Path, Backbone], None]
-    run: Callable[[Path, Backbone, Tensor], dict[str, Tensor]]
+    write: Callable[[Path, Weights], None]
+    run: Callable[[Path, Weights, Tensor], dict[str, Tensor]]
     """(folder, ours, films (B, 1, S, S) in [0, 1]) -> ``tokens`` (B, L, D) and what else it gives."""
     needs_to_write: tuple[str, ...] = ()
     needs_to_run: tuple[str, ...] = ()

@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from afire.config import ImageConfig
-from afire.detect.detector import SETTINGS, Detector
+from afire.detect.detector import Detector
 from afire.detect.maps import SCORES, Standard, TokenGaussian, film_scores, look, raw_maps, standardised
 from afire.errors import UserError
-from afire.weights.bundle import DETECTOR, is_bundle
-from afire.weights.hub import local_path
-from afire.weights.open import Backbone, Pretrained, model_hash
+from afire.weights.files import tensor_hash
+from afire.weights.open import Weights
 
 Preprocess = Literal["none", "normalise", "resize"]
 _LARGEST = 16384  # pixels of a side
@@ -74,9 +73,9 @@ class Graph(nn.Module):
 class EncoderGraph(Graph):
     """Films -> image tokens (B, L, D) and their mean (B, D)."""
 
-    def __init__(self, backbone: Backbone, preprocess: Preprocess = "normalise") -> None:
+    def __init__(self, backbone: Weights, preprocess: Preprocess = "normalise") -> None:
         super().__init__(backbone.config.image, preprocess)
-        self.encoder, self.normalise = backbone.encoder, backbone.normalise
+        self.encoder, self.normalise = backbone.trunk, backbone.normalise
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         films = images if self.preprocess == "none" else self.normalise(self.square(images))
@@ -148,7 +147,7 @@ OPSET = 18  # the first that can resize without aliasing
 _FREE = ("batch", "height", "width")
 
 
-def write_onnx(folder: Path, backbone: Backbone, preprocess: Preprocess = "normalise") -> None:
+def write_onnx(folder: Path, backbone: Weights, preprocess: Preprocess = "normalise") -> None:
     with quiet_exporter():
         save(EncoderGraph(backbone, preprocess).trace(), folder / ONNX_FILE, ["tokens", "embedding"])
 
@@ -182,7 +181,7 @@ def _name_free_sides(converted: Any) -> None:
                 value.shape[place] = names[str(size.value)]
 
 
-def run_onnx(folder: Path, backbone: Backbone, films: Tensor) -> dict[str, Tensor]:
+def run_onnx(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
     return run_file(folder / ONNX_FILE, films)
 
 
@@ -210,21 +209,18 @@ def quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def find_detector(weights: str | Path, asked: Path | None) -> Detector | None:
+def find_detector(weights: Weights, asked: Path | None) -> Detector | None:
     """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
-    if asked is not None:
-        return Detector.load(asked)
-    path = local_path(weights)
-    folder = path / DETECTOR if is_bundle(path) else path
-    return Detector.load(folder) if (folder / SETTINGS).is_file() else None
+    folder = asked or weights.detector
+    return None if folder is None else Detector.load(folder)
 
 
-def check_origin(detector: Detector, pretrained: Pretrained) -> None:
+def check_origin(detector: Detector, weights: Weights) -> None:
     """A bundle's detector was fitted from the bundle's weights, or is them."""
     fitted_from = detector.origin.get("weights") or {}
-    if pretrained.hash not in (fitted_from.get("hash"), model_hash(detector.model)):
+    if weights.method_hash not in (fitted_from.get("hash"), tensor_hash(detector.model.state_dict())):
         raise UserError(
-            f"the detector was fitted from other weights ({fitted_from.get('name')}) than {pretrained.name}; "
+            f"the detector was fitted from other weights ({fitted_from.get('name')}) than {weights.name}; "
             "export those, or give the detector's folder itself in place of the run."
         )
 

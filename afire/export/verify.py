@@ -33,7 +33,7 @@ from afire.methods.afire import AFiRe
 from afire.methods.equations import surprise
 from afire.weights.bundle import SAMPLE, Bundle
 from afire.weights.files import read_tensors, write_tensors
-from afire.weights.open import Backbone, load_backbone
+from afire.weights.open import BundleWeights, Weights
 
 FILM, EXPECTED = "film.png", "expected.safetensors"
 TOLERANCE = 1e-4
@@ -139,20 +139,19 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
     expected = read_expected(folder)
     film = read_input(folder / SAMPLE / FILM, bundle.config.image)
     yield Check("reading and resizing", compare(expected, {"input": film}))
-    model = bundle.model()
+    weights = BundleWeights(folder.name, bundle)
     detector = Detector.load(bundle.detector) if bundle.detector is not None else None
     for device in devices():
-        yield _guarded(f"torch {device}", expected, partial(_on_device, model, detector, film, device))
-    backbone = load_backbone(str(folder))
+        yield _guarded(f"torch {device}", expected, partial(_on_device, weights.method, detector, film, device))
     for one in FORMATS.values():
         absent = missing(one.needs_to_write + one.needs_to_run)
         if absent:
             yield Check(one.backend, note=f"not run, not installed: {', '.join(absent)}")
         else:
-            yield _guarded(one.backend, expected, partial(_through, one, backbone, detector, film))
+            yield _guarded(one.backend, expected, partial(_through, one, weights, detector, film))
 
 
-def _through(form: Format, backbone: Backbone, detector: Detector | None, film: Tensor) -> dict[str, Tensor]:
+def _through(form: Format, backbone: Weights, detector: Detector | None, film: Tensor) -> dict[str, Tensor]:
     """What another library says, by way of its files."""
     with tempfile.TemporaryDirectory(prefix="afire-") as name:
         form.write(Path(name), backbone)

@@ -47,15 +47,13 @@ from afire.weights.bundle import (
     SAMPLE,
     Bundle,
     describe,
-    is_bundle,
     list_files,
     open_bundle,
     part_file,
     split_parts,
 )
-from afire.weights.files import write_tensors
-from afire.weights.hub import local_path
-from afire.weights.open import Backbone, Pretrained, encoder_hash, load_pretrained, run_config_file, weights_file
+from afire.weights.files import tensor_hash, write_tensors
+from afire.weights.open import BundleWeights, Weights, open_weights
 
 _MARKERS = ("manifest.json", "preprocessing.json")  # what every export leaves: only such a folder is replaced
 
@@ -97,14 +95,12 @@ _SUMMARY = ("status", "step", "steps", "epoch", "losses", "health", "parameters"
 _DATA = ("source", "films", "used", "hash")
 
 
-def source_facts(weights: str | Path) -> dict[str, Any]:
+def source_facts(weights: Weights) -> dict[str, Any]:
     """Where weights come from: a run's data, counts, end and environment; those of a bundle are passed on."""
-    path = local_path(weights)
-    if is_bundle(path):
-        return dict(open_bundle(path).about["source"])
-    settings = run_config_file(path)
-    assert settings is not None  # load_pretrained has refused weights alone
-    run, state = settings.parent, weights_file(path).parent / STATE
+    if isinstance(weights, BundleWeights):
+        return dict(weights.bundle.about["source"])
+    run, state = weights.run, weights.file.parent / STATE
+    assert run is not None  # weights alone hold no method
     environment = _optional(run / ENVIRONMENT)
     git = environment.get("git") or {}
     return {
@@ -122,10 +118,10 @@ def source_facts(weights: str | Path) -> dict[str, Any]:
     }
 
 
-def measured(folders: Iterable[Path], pretrained: Pretrained) -> list[dict[str, Any]]:
+def measured(folders: Iterable[Path], weights: Weights) -> list[dict[str, Any]]:
     """Results in ``folders`` as rows of the card; those of other weights are refused."""
-    model = pretrained.model
-    own = {pretrained.hash, encoder_hash(model.teacher.encoder), encoder_hash(model.student.encoder)}
+    branches = (weights.method.teacher, weights.method.student)
+    own = {weights.method_hash, *(tensor_hash(branch.encoder.state_dict()) for branch in branches)}
     rows = []
     for folder in folders:
         for found in find_results(folder):
@@ -183,7 +179,7 @@ class Conversion:
 
 
 def convert(
-    backbone: Backbone,
+    backbone: Weights,
     out: Path,
     form: Format,
     *,
@@ -219,7 +215,7 @@ def _check(form: Format, detector: Detector | None, preprocess: Preprocess) -> N
     form.require_writer()
 
 
-def _write(folder: Path, backbone: Backbone, form: Format, detector: Detector | None, preprocess: Preprocess) -> None:
+def _write(folder: Path, backbone: Weights, form: Format, detector: Detector | None, preprocess: Preprocess) -> None:
     if form.name in _GRAPHS:
         _GRAPHS[form.name](folder, backbone, preprocess)
     else:
@@ -233,7 +229,7 @@ def _write(folder: Path, backbone: Backbone, form: Format, detector: Detector | 
 
 def _compare(
     folder: Path,
-    backbone: Backbone,
+    backbone: Weights,
     form: Format,
     detector: Detector | None,
     preprocess: Preprocess,
@@ -247,18 +243,18 @@ def _compare(
 
 
 @torch.no_grad()
-def _write_format_sample(folder: Path, backbone: Backbone, detector: Detector | None) -> dict[str, Tensor]:
+def _write_format_sample(folder: Path, backbone: Weights, detector: Detector | None) -> dict[str, Tensor]:
     """The sample film and what our networks say about it, beside the export."""
     image = backbone.config.image
     film = sample.read_input(sample.write_film(folder, image.size), image)
-    tokens = backbone.encoder(backbone.normalise(film))[:, 1:]
+    tokens = backbone.trunk(backbone.normalise(film))[:, 1:]
     expected = {"input": film, "tokens": tokens, "embedding": tokens.mean(dim=1)}
     expected |= detector_outputs(detector, film) if detector is not None else {}
     sample.write_expected(folder, expected)
     return expected
 
 
-def _their_input(folder: Path, film: Tensor, backbone: Backbone, preprocess: Preprocess) -> Tensor:
+def _their_input(folder: Path, film: Tensor, backbone: Weights, preprocess: Preprocess) -> Tensor:
     """The sample film as far as the graph does not prepare it itself."""
     if preprocess == "resize":
         return sample.read_whole(folder / SAMPLE / sample.FILM)
@@ -267,7 +263,7 @@ def _their_input(folder: Path, film: Tensor, backbone: Backbone, preprocess: Pre
 
 
 def export_bundle(
-    weights: str | Path,
+    source: str | Path,
     out: Path,
     *,
     licence: str = UNSPECIFIED,
@@ -281,20 +277,20 @@ def export_bundle(
     ``detector`` is the folder of a detector fitted from these weights; one that lies with them comes along by itself.
     """
     check_target(out, force)
-    pretrained = load_pretrained(weights)
+    weights = open_weights(source)
+    model, config = weights.method, weights.config
     finder = find_detector(weights, detector)
     if finder is not None:
-        check_origin(finder, pretrained)
-    model, config = pretrained.model, pretrained.model.config
-    rows = measured(results, pretrained)
+        check_origin(finder, weights)
+    rows = measured(results, weights)
     found = split_parts(model.state_dict())
     parts = {part: found[part] for part in PARTS if part in found}
     about = describe(
         config,
         list(parts),
-        name=name or pretrained.name,
+        name=name or weights.name,
         teacher_temperature=model.teacher_temperature,
-        weights_hash=pretrained.hash,
+        weights_hash=weights.method_hash,
         licence=licence,
         source=source_facts(weights),
         results=rows,

@@ -39,7 +39,7 @@ from afire.tasks.supervised import Job, Learnt, Objective, learn
 from afire.training.checkpoint import FOLDER as CHECKPOINTS
 from afire.training.engine import make_accelerator, on_first_process
 from afire.training.run_folder import SUMMARY, RunFolder
-from afire.weights.open import Backbone, Backbones
+from afire.weights.open import Weights, WeightsBySeed
 
 MODEL, ANSWERS = "model.safetensors", "answers.npz"
 
@@ -73,9 +73,9 @@ class Experiment:
     force: bool = False
 
 
-def fresh_encoder(backbone: Backbone):  # type: ignore[no-untyped-def]
+def fresh_encoder(backbone: Weights):  # type: ignore[no-untyped-def]
     """A copy of the encoder and of how films are normalised for it, to be trained."""
-    return copy.deepcopy(backbone.encoder), copy.deepcopy(backbone.normalise)
+    return copy.deepcopy(backbone.trunk), copy.deepcopy(backbone.normalise)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Bench:
 
     experiment: Experiment
     films: Films
-    backbones: Backbones
+    backbones: WeightsBySeed
     accelerator: Accelerator
 
     @cached_property
@@ -113,7 +113,7 @@ class Bench:
 def open_bench(experiment: Experiment, precision: str) -> Bench:
     """Open weights and films; a size that does not fit is a sentence."""
     accelerator = make_accelerator(precision, experiment.device)
-    backbones = Backbones(experiment.weights, experiment.seeds, experiment.model, experiment.network)
+    backbones = WeightsBySeed(experiment.weights, experiment.seeds, experiment.model, experiment.network)
     if accelerator.is_main_process:
         logger.info("%s: %s", backbones.name, backbones.report)
     image = backbones.first.config.image
@@ -130,7 +130,7 @@ class Task(Protocol):
     @property
     def config(self) -> FinetuneConfig | SegmentConfig: ...
 
-    def build(self, run: Run, backbone: Backbone) -> tuple[nn.Module, Objective]:
+    def build(self, run: Run, backbone: Weights) -> tuple[nn.Module, Objective]:
         """A model to train, with an encoder of its own, and what it should learn."""
         ...
 
@@ -201,7 +201,7 @@ def complete_run(bench: Bench, task: Task, run: Run, fraction: float) -> Finishe
     return Finished(run, found[0], found[1]["chosen"], backbone.hash)
 
 
-def _run_data(bench: Bench, run: Run, fraction: float, backbone: Backbone) -> dict[str, Any]:
+def _run_data(bench: Bench, run: Run, fraction: float, backbone: Weights) -> dict[str, Any]:
     """What ``data.json`` of a run says: which films in which parts, and which weights it starts from."""
     rows = [",".join(map(str, found)) for found in run.rows.values()]
     return {

@@ -36,7 +36,7 @@ from afire.errors import UserError
 from afire.files import sha256_text, write_atomic
 from afire.nn import distributed
 from afire.progress import progress
-from afire.weights.open import Backbone
+from afire.weights.open import Weights
 
 PREDICT_BATCH = 128
 
@@ -114,7 +114,7 @@ def data_content_hash(films: Films) -> str:
 
 
 def film_features(
-    backbone: Backbone,
+    backbone: Weights,
     films: Films,
     rows: NDArray[np.int64],
     pooling: Literal["mean", "class"] = "mean",
@@ -142,12 +142,12 @@ def film_features(
 
 
 def feature_batches(
-    backbone: Backbone, films: Films, rows: NDArray[np.int64], pooling: Pooling, device: torch.device | None = None
+    backbone: Weights, films: Films, rows: NDArray[np.int64], pooling: Pooling, device: torch.device | None = None
 ) -> Iterator[NDArray[np.float32]]:
     """Features of ``rows`` in batches: (b, D), or (b, L, D) image tokens with pooling ``tokens``."""
     check_size(backbone, films)
     target = device or torch.device("cpu")
-    encoder, normalise = backbone.encoder.to(target), backbone.normalise.to(target)
+    encoder, normalise = backbone.trunk.to(target), backbone.normalise.to(target)
     with progress("features", len(rows), "films") as bar, torch.inference_mode():
         for start in range(0, len(rows), FEATURE_BATCH):
             batch = rows[start : start + FEATURE_BATCH]
@@ -156,7 +156,7 @@ def feature_batches(
             bar.advance(len(batch))
 
 
-def check_size(backbone: Backbone, films: Films) -> None:
+def check_size(backbone: Weights, films: Films) -> None:
     """Films must be whole patches; another size than the training's is allowed and said."""
     patch, trained = backbone.config.encoder.patch_size, backbone.config.image.size
     if films.size % patch:
@@ -169,7 +169,7 @@ def check_size(backbone: Backbone, films: Films) -> None:
 
 
 def _compute(
-    backbone: Backbone, films: Films, rows: NDArray[np.int64], pooling: Pooling, device: torch.device | None
+    backbone: Weights, films: Films, rows: NDArray[np.int64], pooling: Pooling, device: torch.device | None
 ) -> NDArray[np.float32]:
     return np.concatenate(list(feature_batches(backbone, films, rows, pooling, device)))
 
@@ -181,7 +181,7 @@ def _pool(tokens: Tensor, pooling: Pooling) -> Tensor:
     return tokens[:, 1:].mean(dim=1) if pooling == "mean" else tokens[:, 1:]
 
 
-def _key(backbone: Backbone, films: Films, pooling: Pooling) -> str:
+def _key(backbone: Weights, films: Films, pooling: Pooling) -> str:
     image = backbone.config.image
     heads = backbone.config.encoder.heads  # leaves no trace in the shapes of the tensors
     parts = (_VERSION, backbone.hash, heads, image.normalise, image.channels, films.size, pooling)
@@ -209,7 +209,7 @@ METADATA_KEY = b"afire.embed"
 
 def write_features(
     out: Path,
-    backbone: Backbone,
+    backbone: Weights,
     films: Films,
     rows: NDArray[np.int64],
     pooling: Pooling = "mean",

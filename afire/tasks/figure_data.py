@@ -37,9 +37,7 @@ from afire.nn.vit import Grid, grid_of
 from afire.progress import progress
 from afire.tasks.features import data_content_hash, feature_batches
 from afire.tasks.results import plan_runs
-from afire.weights.bundle import is_bundle
-from afire.weights.hub import local_path
-from afire.weights.open import RANDOM, Backbone, load_backbone, run_config_file
+from afire.weights.open import RANDOM, Weights, open_weights
 
 Part = Literal["test", "val", "train", "all"]
 Rows = NDArray[np.int64]
@@ -80,32 +78,23 @@ def describe_films(films: Films, name: str, part: str, split_hash: str | None, r
 
 def load_backbones(
     weights: Mapping[str, str | Path], config: Config | None = None, network: Network = "teacher", seed: int = 0
-) -> dict[str, Backbone]:
+) -> dict[str, Weights]:
     """A backbone for each label. Runs bring their own settings; ``config`` is for random weights and foreign files.
 
     Without ``config``, random weights take the architecture of the first run beside them: the fair thing to compare.
     """
     if not weights:
         raise UserError("a figure needs at least one --weights.")
-    found = {
-        label: load_backbone(str(path), None if _brings_settings(path) else config, network=network, seed=seed)
-        for label, path in weights.items()
-        if str(path) != RANDOM
+    opened = {label: open_weights(source, network=network, seed=seed) for label, source in weights.items()}
+    if config is None:
+        config = next((one.config for one in opened.values() if one.brings_settings), None)
+    return {
+        label: one if one.brings_settings else open_weights(weights[label], config, network=network, seed=seed)
+        for label, one in opened.items()
     }
-    if config is None and found:
-        config = next(iter(found.values())).config
-    for label, path in weights.items():
-        if label not in found:
-            found[label] = load_backbone(str(path), config, network=network, seed=seed)
-    return {label: found[label] for label in weights}
 
 
-def _brings_settings(weights: str | Path) -> bool:
-    path = local_path(weights)
-    return is_bundle(path) or run_config_file(path) is not None
-
-
-def describe_backbone(backbone: Backbone) -> dict[str, Any]:
+def describe_backbone(backbone: Weights) -> dict[str, Any]:
     """What a figure's JSON says about weights."""
     return {
         "name": backbone.name,
@@ -255,7 +244,7 @@ def _spread(side: int) -> tuple[int, int]:
 
 
 def landmark_tokens(
-    backbone: Backbone, films: Films, rows: Rows, tokens: Sequence[int], device: torch.device | None = None
+    backbone: Weights, films: Films, rows: Rows, tokens: Sequence[int], device: torch.device | None = None
 ) -> NDArray[np.float32]:
     """The tokens (N, 9, D) of the landmarks."""
     return np.concatenate(
@@ -282,7 +271,7 @@ class ShiftedFilms:
 
 
 def following(
-    backbone: Backbone,
+    backbone: Weights,
     films: Films,
     rows: Rows,
     places: Places,

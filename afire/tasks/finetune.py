@@ -10,7 +10,6 @@ A fine-tuned classifier read back from its result folder, with the films it was 
 from __future__ import annotations
 
 import difflib
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,8 +36,8 @@ from afire.tasks.features import predict
 from afire.tasks.results import RESULT, Result, Run, find_results, plan_runs, read_predictions, read_result
 from afire.tasks.settings import FinetuneConfig
 from afire.tasks.supervised import Objective, Rows
-from afire.weights.files import read_tensors
-from afire.weights.open import Backbone
+from afire.weights.files import read_tensors, tensor_hash
+from afire.weights.open import Weights
 
 ABNORMAL = "abnormal"
 
@@ -190,7 +189,7 @@ class Finetuning:
     def __init__(self, films: Films, truth_NC: Floats, config: FinetuneConfig) -> None:
         self.films, self.truth, self.config = films, truth_NC, config
 
-    def build(self, run: Run, backbone: Backbone) -> tuple[Classifier, LabelObjective]:
+    def build(self, run: Run, backbone: Weights) -> tuple[Classifier, LabelObjective]:
         train = run.rows["train"]
         objective = LabelObjective(self.truth, train, self.config)
         encoder, normalise = fresh_encoder(backbone)
@@ -297,7 +296,7 @@ def load_classifier(path: Path, run: str | None = None) -> TrainedClassifier:
     model = _build(result, file)
     predictions = read_predictions(folder)
     tested = predictions[(predictions["run"] == run) & (predictions["part"] == "test")]["image"].tolist()
-    return TrainedClassifier(model, list(result.labels), result, run, _hash(model), tested)
+    return TrainedClassifier(model, list(result.labels), result, run, tensor_hash(model.state_dict()), tested)
 
 
 def _result_folder(path: Path, run: str | None) -> tuple[Path, str | None]:
@@ -323,11 +322,3 @@ def _build(result: Result, file: Path) -> Classifier:
         reason = str(error).splitlines()[-1].strip()
         raise UserError(f"{file} does not fit the settings in {RESULT} ({reason}); run the task again.") from None
     return model.eval()
-
-
-def _hash(model: Classifier) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()

@@ -31,7 +31,7 @@ from afire.tasks.features import data_content_hash, film_features
 from afire.tasks.finetune import check_classes, task_labels
 from afire.tasks.metrics import TRIVIAL, trivial_features, trivial_hash
 from afire.tasks.results import Result, Run, plan_runs
-from afire.weights.open import Backbones, pick_device
+from afire.weights.open import WeightsBySeed, pick_device
 
 Floats = NDArray[np.float64]
 Method = Literal["linear", "knn"]
@@ -271,7 +271,7 @@ class _EncoderFeatures:
     def __init__(self, task: ProbeTask) -> None:
         self.task = task
         self.device = pick_device(task.device)
-        self.backbones = Backbones(task.weights, task.seeds, task.config, task.network)
+        self.backbones = WeightsBySeed(task.weights, task.seeds, task.config, task.network)
         first = self.backbones.first
         logger.info("%s: %s", first.name, first.report)
         image = first.config.image

@@ -51,7 +51,7 @@ from afire.tasks.masks import (
 from afire.tasks.results import VALUE, Result, Run, RunResult, estimate, plan_runs
 from afire.tasks.settings import SegDecoderConfig, SegmentConfig
 from afire.tasks.supervised import Objective, Rows
-from afire.weights.open import Backbone
+from afire.weights.open import Weights
 
 _SMALLEST_WIDTH = 16
 _EPSILON = 1e-6
@@ -242,7 +242,7 @@ class Segmentation:
     def __init__(self, films: Films, masks: Masks, config: SegmentConfig) -> None:
         self.films, self.masks, self.config = films, masks, config
 
-    def build(self, run: Run, backbone: Backbone) -> tuple[Segmenter, MaskObjective]:
+    def build(self, run: Run, backbone: Weights) -> tuple[Segmenter, MaskObjective]:
         encoder, normalise = fresh_encoder(backbone)
         generator = torch.Generator().manual_seed(run.seed)
         share = self.masks.share(run.rows["train"])

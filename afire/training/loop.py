@@ -41,7 +41,6 @@ from afire.training.engine import (
 )
 from afire.training.journal import Metrics
 from afire.training.run_folder import RunFolder
-from afire.weights.files import load_encoder
 
 logger = logging.getLogger("afire")
 
@@ -161,12 +160,9 @@ class Run:
         self.last_save = time.monotonic()
 
     def _start_from(self, init: str | Path) -> None:
-        from afire.weights.open import weights_file
+        from afire.weights.open import start_from
 
-        report = load_encoder(self.model.student.encoder, weights_file(init))
-        self.model.teacher.encoder.load_state_dict(self.model.student.encoder.state_dict())
-        if self.accelerator.is_main_process:
-            logger.info("start from %s: %s", init, report.sentence())
+        start_from(init)(self.model)
 
     def train(self) -> PretrainResult:
         """Run to the end, to a signal or to a collapse; the last checkpoint is always of the last whole step."""

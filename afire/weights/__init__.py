@@ -1,8 +1,8 @@
-"""Weights that travel: read safely from any known layout, found on disk or on a hub, kept in bundles.
+"""Weights that travel: opened in one way wherever they lie, read safely in any known layout, kept in bundles.
 
-Knows tensors, their names and where they lie; knows no task.
+Knows methods, the folder of a run and a hub; knows no task and no film.
 """
 
-from afire.weights.files import LoadReport, find_encoder, load_encoder, read_tensors
+from afire.weights.open import Weights, WeightsBySeed, open_weights, pick_device, start_from
 
-__all__ = ["LoadReport", "find_encoder", "load_encoder", "read_tensors"]
+__all__ = ["Weights", "WeightsBySeed", "open_weights", "pick_device", "start_from"]

@@ -28,8 +28,7 @@ from afire._version import __version__
 from afire.config import Config, validate
 from afire.errors import UserError
 from afire.files import read_json, require_folder, sha256_file, sha256_text
-from afire.methods.afire import AFiRe, Network
-from afire.weights.files import read_tensors
+from afire.methods.afire import Network
 
 FORMAT = 1
 CONFIG, MANIFEST, CARD, PREPROCESSING = "config.json", "manifest.json", "README.md", "preprocessing.json"
@@ -66,18 +65,6 @@ class Bundle:
     def encoder_file(self, network: Network = "teacher") -> Path:
         """The file of the teacher's or the student's encoder."""
         return part_file(self.folder, "encoder" if network == "teacher" else "student")
-
-    def model(self) -> AFiRe:
-        """The whole model in evaluation mode, with the teacher's temperature it had at the end."""
-        model = AFiRe(self.config)
-        parts = {part: read_tensors(part_file(self.folder, part)) for part in self.about["parts"]}
-        try:
-            model.load_state_dict(join_parts(parts))
-        except RuntimeError as error:
-            first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-            raise UserError(f"{self.folder}: the weights do not fit {CONFIG}: {first}") from None
-        model.teacher_temperature = float(self.about["teacher_temperature"])
-        return model.eval()
 
 
 def part_file(folder: Path, part: str) -> Path:

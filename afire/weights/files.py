@@ -1,16 +1,15 @@
-"""Tensors out of files, and nothing else: safetensors and ``torch.load(weights_only=True)``; code is never run.
+"""Weights files: tensors and nothing else, under timm's names, which are ours.
 
-Where checkpoints keep a ViT, and what they call its tensors. Everything here ends in timm's names, which are ours.
-
-Hugging Face writes query, key and value apart; timm has one matrix ``qkv``. Both names that its ViT has had are read
-(``encoder.layer.0.attention.attention.query`` and ``layers.0.attention.q_proj``); the older ones are written, because
-every version of transformers reads them.
-
-An encoder filled from a file: what is loaded, what is missing, what is left over, and what had to be made to fit.
+Files are read with safetensors or ``torch.load(weights_only=True)``, so that code in them is never run. A ViT is found
+in the layouts of timm, MAE, DINO, the original AFiRe and Hugging Face. Hugging Face keeps query, key and value apart
+where timm has one matrix ``qkv``, and its ViT has had two sets of names (``encoder.layer.0.attention.attention.query``
+and ``layers.0.attention.q_proj``): both are read, and the older ones are written, because every version of
+transformers reads them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import re
 from collections.abc import Mapping
@@ -36,7 +35,8 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{file} is torn or holds pickled code beside tensors and was not opened; save a state_dict as safetensors."
+            f"{file} is truncated or holds pickled code beside tensors and was not opened; "
+            "save a state_dict as safetensors."
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise UserError(
@@ -56,6 +56,15 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     write_atomic(file, lambda temporary: save_file(plain, temporary, metadata={"format": "pt"}))
 
 
+def tensor_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors by name, shape, type and content; the same on every device."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def _flatten(content: Mapping[object, object], prefix: str = "") -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for key, value in content.items():
@@ -70,7 +79,7 @@ ANCHOR = "patch_embed.proj.weight"
 # Where checkpoints keep their weights, outermost first, and what stands before the encoder's own names.
 _CONTAINERS = ("teacher", "model", "state_dict", "ema", "module")
 _PREFIXES = ("teacher.encoder.", "module.encoder.", "module.backbone.", "encoder.", "backbone.", "module.", "")
-# Parts of other methods and heads that an encoder does not have; their absence here is no loss.
+# Heads and decoders of other methods, which an encoder does not have; leaving them out is no loss.
 _FOREIGN = ("head", "fc_norm", "decoder", "mask_token", "projection", "mlp", "last_layer")
 
 _HF_ANCHOR = "embeddings.patch_embeddings.projection.weight"
@@ -134,43 +143,43 @@ def _layout_name(prefix: str, inside: Mapping[str, Tensor]) -> str:
 
 def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A ViT of transformers under timm's names; names that are not known stay as they are."""
-    found: dict[str, Tensor] = {}
-    apart: dict[str, dict[int, Tensor]] = {}  # name of a qkv tensor -> its query, key and value
+    renamed: dict[str, Tensor] = {}
+    split: dict[str, dict[int, Tensor]] = {}  # name of a qkv tensor -> its query, key and value
     inner = {old: ours for ours, names in _HF_BLOCK.items() for old in names}
     places = {name: place for names in _HF_QKV for place, name in enumerate(names)}
     for name, tensor in tensors.items():
         layer = _HF_LAYER.fullmatch(name)
         if name in _HF_TOP:
-            found[_HF_TOP[name]] = tensor
+            renamed[_HF_TOP[name]] = tensor
         elif layer and layer[2] in places:
-            apart.setdefault(f"blocks.{layer[1]}.attn.qkv.{layer[3]}", {})[places[layer[2]]] = tensor
+            split.setdefault(f"blocks.{layer[1]}.attn.qkv.{layer[3]}", {})[places[layer[2]]] = tensor
         elif layer and layer[2] in inner:
-            found[f"blocks.{layer[1]}.{inner[layer[2]]}.{layer[3]}"] = tensor
+            renamed[f"blocks.{layer[1]}.{inner[layer[2]]}.{layer[3]}"] = tensor
         elif not name.startswith(_HF_FOREIGN):
-            found[name] = tensor
-    for name, parts in apart.items():
-        if len(parts) == 3:  # else it is reported as missing
-            found[name] = torch.cat([parts[place] for place in range(3)])
-    return found
+            renamed[name] = tensor
+    for name, pieces in split.items():
+        if len(pieces) == 3:  # else it is reported as missing
+            renamed[name] = torch.cat([pieces[place] for place in range(3)])
+    return renamed
 
 
 def to_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """An encoder's tensors under the names of transformers' ViTModel; the inverse of :func:`from_huggingface`."""
     top = {ours: theirs for theirs, ours in _HF_TOP.items()}
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name in top:
-            found[top[name]] = tensor
+            renamed[top[name]] = tensor
             continue
         _, number, rest = name.split(".", 2)
-        part, kind = rest.rsplit(".", 1)
+        layer, kind = rest.rsplit(".", 1)
         start = f"encoder.layer.{number}."
-        if part == "attn.qkv":
+        if layer == "attn.qkv":
             for theirs, piece in zip(_HF_QKV[0], tensor.chunk(3), strict=True):
-                found[f"{start}{theirs}.{kind}"] = piece.contiguous()
+                renamed[f"{start}{theirs}.{kind}"] = piece.contiguous()
         else:
-            found[f"{start}{_HF_BLOCK[part][0]}.{kind}"] = tensor
-    return found
+            renamed[f"{start}{_HF_BLOCK[layer][0]}.{kind}"] = tensor
+    return renamed
 
 
 @dataclass(frozen=True)
@@ -183,26 +192,26 @@ class LoadReport:
     unexpected: list[str]  # the file had these; they were not used
     changed: list[str]  # loaded after a change of shape, with the reason
 
-    def sentence(self) -> str:
+    def message(self) -> str:
         """What was loaded, missing and not used, for people."""
-        parts = [f"{len(self.loaded)} tensors loaded ({self.layout} layout)"]
-        parts += [f"{len(self.missing)} missing ({', '.join(self.missing[:3])})"] if self.missing else []
-        parts += [f"{len(self.unexpected)} not used ({', '.join(self.unexpected[:3])})"] if self.unexpected else []
-        return "; ".join(parts + self.changed)
+        clauses = [f"{len(self.loaded)} tensors loaded ({self.layout} layout)"]
+        clauses += [f"{len(self.missing)} missing ({', '.join(self.missing[:3])})"] if self.missing else []
+        clauses += [f"{len(self.unexpected)} not used ({', '.join(self.unexpected[:3])})"] if self.unexpected else []
+        return "; ".join(clauses + self.changed)
 
 
 def load_encoder(encoder: VisionTransformer, file: Path) -> LoadReport:
     """Load the encoder's weights from a file; positions and input channels are made to fit, nothing else is."""
-    layout, found = find_encoder(read_tensors(file), file)
+    layout, given = find_encoder(read_tensors(file), file)
     wanted = encoder.state_dict()
     loaded, changed = {}, []
-    for name in sorted(found.keys() & wanted.keys()):
-        tensor, change = _fit(name, found[name], wanted[name], encoder, file)
+    for name in sorted(given.keys() & wanted.keys()):
+        tensor, change = _fit(name, given[name], wanted[name], encoder, file)
         loaded[name] = tensor.to(wanted[name].dtype)
         changed += [change] if change else []
     encoder.load_state_dict(loaded, strict=False)
-    missing = sorted(wanted.keys() - found.keys())
-    unexpected = sorted(found.keys() - wanted.keys())
+    missing = sorted(wanted.keys() - given.keys())
+    unexpected = sorted(given.keys() - wanted.keys())
     return LoadReport(layout, sorted(loaded), missing, unexpected, changed)
 
 

@@ -1,17 +1,23 @@
-"""The encoder a task starts from: random, of a run, a bundle or a file; always with a hash of what is in it.
+"""The one way to open weights: random, a run or a checkpoint of it, a bundle, a file, or one of them on a hub.
 
-The whole of a pre-training run for looking at it: both networks, decoder and prototypes, not the encoder alone.
+:func:`open_weights` finds them, checks that they are whole and reads their settings, once. What is in them is loaded
+when it is asked for: ``trunk`` is the encoder that a task starts from, ``method`` all that was pre-trained. Each comes
+with a hash of its tensors and a message that says what was loaded.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from afire.config import Config, load_config
 from afire.errors import UserError
@@ -22,132 +28,355 @@ from afire.nn.vit import VisionTransformer, initialise
 from afire.training.checkpoint import MODEL, STATE, newest_checkpoint
 from afire.training.engine import Schedules
 from afire.training.run_folder import CONFIG
-from afire.weights.bundle import Bundle, is_bundle, open_bundle
-from afire.weights.files import load_encoder, read_tensors
-from afire.weights.hub import bundle_name, local_path
+from afire.weights.bundle import Bundle, is_bundle, join_parts, open_bundle, part_file
+from afire.weights.files import load_encoder, read_tensors, tensor_hash
+from afire.weights.hub import bundle_name, is_hub_name, local_path
 
+Loadable = TypeVar("Loadable", bound=nn.Module)
+logger = logging.getLogger("afire")
 RANDOM = "random"
+DETECTOR_SETTINGS = "detector.json"  # what makes a folder a fitted detector
 SEED = "{seed}"  # in a path: each seed's own weights
 # What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
 _FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing", "image.fit", "image.voi")
 
 
 @dataclass(frozen=True)
-class Backbone:
-    """An encoder in evaluation mode on the CPU, how films are normalised for it, and where it came from."""
+class _Loaded(Generic[Loadable]):
+    """A network, what was loaded into it, and the hash of its tensors before anybody changed them."""
 
-    encoder: VisionTransformer
-    normalise: Normalise
-    config: Config
-    hash: str  # of the encoder's tensors
-    name: str  # for tables: random, the run's folder or the file's name
-    report: str  # one sentence: what was loaded
+    module: Loadable
+    report: str
+    hash: str
+
+    @classmethod
+    def of(cls, module: Loadable, report: str) -> _Loaded[Loadable]:
+        return cls(module.eval(), report, tensor_hash(module.state_dict()))
 
 
-def load_backbone(
-    weights: str, config: Config | None = None, *, network: Network = "teacher", seed: int = 0
-) -> Backbone:
+class Weights(ABC):
+    """Weights that were found. Networks come in evaluation mode, on the CPU, and belong to the caller."""
+
+    brings_settings = False
+    """Whether they say their architecture themselves."""
+    run: Path | None = None
+    """The folder of the run they belong to."""
+
+    detector: Path | None = None
+    """The folder of the fitted detector that lies with them."""
+
+    def __init__(self, name: str, settings: Config | None, network: Network) -> None:
+        """``settings``: their own, else those that were asked for; None where nobody says the architecture."""
+        self.name, self.settings, self.network = name, settings, network
+
+    @property
+    def config(self) -> Config:
+        """The settings, or a message that they must be given."""
+        if self.settings is None:
+            raise UserError(f"{self._no_settings}; add --preset, --config or --set encoder.* to say it.")
+        return self.settings
+
+    @property
+    def trunk(self) -> VisionTransformer:
+        """The encoder alone."""
+        return self._trunk.module
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        """From films in [0, 1] to the trunk's input."""
+        return Normalise(self.config.image)
+
+    @property
+    def hash(self) -> str:
+        """Of the trunk's tensors, as they were loaded."""
+        return self._trunk.hash
+
+    @property
+    def report(self) -> str:
+        """What was loaded into the trunk, for people."""
+        return self._trunk.report
+
+    @property
+    def method(self) -> AFiRe:
+        """Everything that was pre-trained: the networks with their heads, decoder and prototypes."""
+        return self._method.module
+
+    @property
+    def method_hash(self) -> str:
+        """Of all tensors of the method, as they were loaded."""
+        return self._method.hash
+
+    @property
+    def method_report(self) -> str:
+        """What was loaded into the method, for people."""
+        return self._method.report
+
+    @property
+    @abstractmethod
+    def file(self) -> Path:
+        """Where the encoder's tensors are, perhaps among others."""
+
+    @property
+    def _no_settings(self) -> str:
+        """Why there are none, for those that do not bring them."""
+        raise AssertionError("weights that bring settings have them")
+
+    @abstractmethod
+    def _fill(self, trunk: VisionTransformer) -> str:
+        """Load the trunk's tensors; the report."""
+
+    @abstractmethod
+    def _make_method(self) -> tuple[AFiRe, str]:
+        """The method and the report, or a message why they do not hold one."""
+
+    @cached_property
+    def _trunk(self) -> _Loaded[VisionTransformer]:
+        trunk = VisionTransformer.from_config(self.config.encoder, self.config.image)
+        return _Loaded.of(trunk, self._fill(trunk))
+
+    @cached_property
+    def _method(self) -> _Loaded[AFiRe]:
+        return _Loaded.of(*self._make_method())
+
+
+class RandomWeights(Weights):
+    """Drawn from a seed."""
+
+    def __init__(self, settings: Config | None, network: Network, seed: int) -> None:
+        super().__init__(RANDOM, settings, network)
+        self.seed = seed
+
+    @property
+    def _no_settings(self) -> str:
+        return "random weights have no architecture of their own"
+
+    @property
+    def file(self) -> Path:
+        raise UserError("random weights lie in no file; give a run folder, a bundle, a .safetensors or a .pth file.")
+
+    def _fill(self, trunk: VisionTransformer) -> str:
+        initialise(trunk, torch.Generator().manual_seed(self.seed))
+        return f"random weights from seed {self.seed}"
+
+    def _make_method(self) -> tuple[AFiRe, str]:
+        raise UserError("random weights restore nothing and have no prototypes; give the folder of a pre-training run.")
+
+
+class FileWeights(Weights):
+    """An encoder's tensors in any layout that we know, without settings."""
+
+    def __init__(self, name: str, settings: Config | None, network: Network, path: Path, file: Path) -> None:
+        super().__init__(name, settings, network)
+        self.path, self._file = path, file
+
+    @property
+    def file(self) -> Path:
+        return self._file
+
+    @property
+    def _no_settings(self) -> str:
+        return f"{self.path} does not say which architecture it has"
+
+    def _fill(self, trunk: VisionTransformer) -> str:
+        report = load_encoder(trunk, self.file)
+        # Fewer or more blocks than the settings say: each name fits, and yet it is another network.
+        for names, what in ((report.missing, "lacks"), (report.unexpected, "has the additional")):
+            wrong = [name for name in names if name.startswith(("blocks.", "patch_embed."))]
+            if wrong:
+                raise UserError(
+                    f"{self.file} has another architecture: it {what} {wrong[0]}; "
+                    "set encoder.width, depth, heads and patch_size as in the weights."
+                )
+        return report.message()
+
+    def _make_method(self) -> tuple[AFiRe, str]:
+        raise UserError(
+            f"{self.path} is weights alone, without a decoder and prototypes; give the folder of a pre-training run."
+        )
+
+
+class RunWeights(Weights):
+    """A checkpoint of a pre-training run, or the networks of a detector."""
+
+    brings_settings = True
+
+    def __init__(self, name: str, settings: Config, network: Network, run: Path, file: Path) -> None:
+        super().__init__(name, settings, network)
+        self.run, self._file = run, file
+        self.detector = run if (run / DETECTOR_SETTINGS).is_file() else None
+
+    @property
+    def file(self) -> Path:
+        return self._file
+
+    @property
+    def _place(self) -> str:
+        return f"{self.file.parent.name}/{self.file.name}"
+
+    def _fill(self, trunk: VisionTransformer) -> str:
+        prefix = f"{self.network}.encoder."
+        tensors = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in read_tensors(self.file).items()
+            if name.startswith(prefix)
+        }
+        self._check(trunk.state_dict(), tensors)
+        trunk.load_state_dict(tensors)
+        return f"{len(tensors)} tensors of the {self.network} from {self._place}"
+
+    def _make_method(self) -> tuple[AFiRe, str]:
+        method = AFiRe(self.config)
+        tensors = read_tensors(self.file)
+        self._check(method.state_dict(), tensors)
+        method.load_state_dict(tensors)
+        method.teacher_temperature = _teacher_temperature(method, self.file.parent / STATE)
+        return method, f"{len(tensors)} tensors of the whole model from {self._place}"
+
+    def _check(self, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+        problem = _misfit(wanted, given)
+        if problem:
+            raise UserError(f"{self.file} {problem}; it is not a checkpoint of this run.")
+
+
+class BundleWeights(Weights):
+    """A bundle, whose files were compared with their hashes."""
+
+    brings_settings = True
+
+    def __init__(self, name: str, bundle: Bundle, network: Network = "teacher") -> None:
+        super().__init__(name, bundle.config, network)
+        self.bundle, self.detector = bundle, bundle.detector
+
+    @property
+    def file(self) -> Path:
+        return self.bundle.encoder_file()
+
+    def _fill(self, trunk: VisionTransformer) -> str:
+        file = self.bundle.encoder_file(self.network)
+        tensors = read_tensors(file)
+        self._check(trunk.state_dict(), tensors)
+        trunk.load_state_dict(tensors)
+        return f"{len(tensors)} tensors of the {self.network} from the bundle {self._place}"
+
+    def _make_method(self) -> tuple[AFiRe, str]:
+        folder, about = self.bundle.folder, self.bundle.about
+        method = AFiRe(self.config)
+        tensors = join_parts({part: read_tensors(part_file(folder, part)) for part in about["parts"]})
+        self._check(method.state_dict(), tensors)
+        method.load_state_dict(tensors)
+        method.teacher_temperature = float(about["teacher_temperature"])
+        return method, f"the whole model from the bundle {self._place}"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.name} ({self.bundle.hash[:12]})"
+
+    def _check(self, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+        problem = _misfit(wanted, given)
+        if problem:
+            raise UserError(f"{self.bundle.folder}: the weights do not fit config.json: the bundle {problem}.")
+
+
+def open_weights(
+    source: str | Path, config: Config | None = None, *, network: Network | None = None, seed: int = 0
+) -> Weights:
     """``random``, a run folder (its newest whole checkpoint), a checkpoint folder, a bundle, or a weights file.
 
-    ``hf://owner/name`` is any of them, but a run, on a hub. A run and a bundle bring their own settings, and ``config``
-    may only repeat them. Random weights and files need ``config`` for
-    the architecture. ``seed`` draws the random weights; ``network`` chooses in a run.
+    ``hf://owner/name`` is a bundle or a file on a hub. A run, a bundle and a detector bring their own settings, and
+    ``config`` may only repeat them; random weights and files need it for the architecture. ``network`` chooses the
+    trunk where there are several; ``seed`` draws random weights.
     """
-    if weights == RANDOM:
-        config = _required(config, "random weights have no architecture of their own")
-        encoder = VisionTransformer.from_config(config.encoder, config.image)
-        initialise(encoder, torch.Generator().manual_seed(seed))
-        report = f"random weights from seed {seed}"
-        return _finish(encoder, config, RANDOM, report)
-    path = local_path(weights)
+    network = network or "teacher"
+    if str(source) == RANDOM:
+        return RandomWeights(config, network, seed)
+    path = local_path(source)
     if is_bundle(path):
-        return _load_bundle(open_bundle(path), config, network, bundle_name(weights))
-    file = weights_file(path)
-    settings = run_config_file(path)
-    if settings is not None:
-        config = _same_config(load_config(file=settings), config, f"the run in {settings.parent}")
-        encoder = VisionTransformer.from_config(config.encoder, config.image)
-        report = _load_run(encoder, file, network)
-        return _finish(encoder, config, path.resolve().name, report)
-    config = _required(config, f"{path} does not say which architecture it has")
-    encoder = VisionTransformer.from_config(config.encoder, config.image)
-    report = _load_foreign(encoder, file)
-    return _finish(encoder, config, path.stem if path.is_file() else path.resolve().name, report)
+        bundle = open_bundle(path)
+        _check_same(bundle.config, config, f"the bundle {bundle.folder}")
+        return BundleWeights(bundle_name(source), bundle, network)
+    file = _weights_file(path)
+    run = _run_of(path)
+    if run is not None:
+        settings = load_config(file=run / CONFIG)
+        _check_same(settings, config, f"the run in {run}")
+        name = run.resolve().name + ("" if run == path else f"/{file.parent.name}")
+        return RunWeights(name, settings, network, run, file)
+    name = path.stem if path.is_file() else bundle_name(source) if is_hub_name(source) else path.resolve().name
+    return FileWeights(name, config, network, path, file)
+
+
+def start_from(source: str | Path) -> Callable[[AFiRe], None]:
+    """What gives all trunks of a method the weights of an encoder, before its first step.
+
+    The weights are looked for now, so that a wrong path is seen before anything else is done.
+    """
+    file = open_weights(source).file
+
+    def start(method: AFiRe) -> None:
+        report = load_encoder(method.student.encoder, file)
+        method.teacher.encoder.load_state_dict(method.student.encoder.state_dict())
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            logger.info("start from %s: %s", source, report.message())
+
+    return start
 
 
 @dataclass
-class Backbones:
-    """The encoders of an experiment's runs: random weights are drawn anew for each seed, and ``runs/mine-{seed}`` is a
+class WeightsBySeed:
+    """The weights of an experiment's runs: random ones are drawn anew for each seed, and ``runs/mine-{seed}`` is a
     pre-training for each seed; others are the same for all."""
 
-    weights: str
+    source: str
     seeds: Sequence[int]
     config: Config | None = None  # the architecture, where the weights do not say it
-    network: Network = "teacher"
-    _loaded: dict[int, Backbone] = field(default_factory=dict)
+    network: Network | None = None
+    _opened: dict[int, Weights] = field(default_factory=dict)
 
     @property
     def differ(self) -> bool:
         """Whether each seed has its own weights."""
-        return self.weights == RANDOM or SEED in self.weights
+        return self.source == RANDOM or SEED in self.source
 
-    def of(self, seed: int) -> Backbone:
-        """The backbone of a run."""
+    def of(self, seed: int) -> Weights:
+        """The weights of a run."""
         key = seed if self.differ else self.seeds[0]
-        if key not in self._loaded:
-            weights = self.weights.replace(SEED, str(key))
-            loaded = load_backbone(weights, self.config, network=self.network, seed=key)
+        if key not in self._opened:
+            source = self.source.replace(SEED, str(key))
+            weights = open_weights(source, self.config, network=self.network, seed=key)
             if key != self.seeds[0]:
-                self._check_same_kind(loaded)
-            self._loaded[key] = loaded
-        return self._loaded[key]
+                self._check_same_kind(weights)
+            self._opened[key] = weights
+        return self._opened[key]
 
-    def _check_same_kind(self, other: Backbone) -> None:
+    def _check_same_kind(self, other: Weights) -> None:
         """One experiment, one architecture: else its mean over seeds would be of different things."""
         first = self.first
         for section in ("encoder", "image"):
             if getattr(first.config, section) != getattr(other.config, section):
                 raise UserError(
-                    f"{first.name} and {other.name} differ in their {section} settings; {self.weights} must be "
+                    f"{first.name} and {other.name} differ in their {section} settings; {self.source} must be "
                     "the same network for every seed."
                 )
 
     @property
-    def first(self) -> Backbone:
+    def first(self) -> Weights:
         return self.of(self.seeds[0])
 
     @property
     def name(self) -> str:
-        if self.weights == RANDOM:
+        if self.source == RANDOM:
             return "random weights"
-        return Path(self.weights).name if SEED in self.weights else self.first.name
+        return Path(self.source).name if SEED in self.source else self.first.name
 
     @property
     def report(self) -> str:
-        if self.weights == RANDOM:
+        if self.source == RANDOM:
             return "drawn from each run's seed"
-        return f"for each seed its own: {self.first.report}" if SEED in self.weights else self.first.report
-
-
-def run_config_file(path: Path) -> Path | None:
-    """The settings of the run that a run folder, a checkpoint folder or a checkpoint's file belongs to."""
-    for folder in (path, *list(path.resolve().parents)[:3]):
-        if (folder / CONFIG).is_file() and (folder == path or folder / "checkpoints" in path.resolve().parents):
-            return folder / CONFIG
-    return None
-
-
-def encoder_hash(encoder: VisionTransformer) -> str:
-    """Content hash of the encoder's tensors by name; the same on every device."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(encoder.state_dict().items()):
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+        return f"for each seed its own: {self.first.report}" if SEED in self.source else self.first.report
 
 
 def pick_device(device: str) -> torch.device:
-    """``auto`` is the best device torch sees; a named one that is not there is a sentence."""
+    """``auto`` is the best device torch sees; a named one that is not there is refused with a message."""
     if device == "auto":
         mps = torch.backends.mps.is_available()
         return torch.device("cuda" if torch.cuda.is_available() else "mps" if mps else "cpu")
@@ -158,88 +387,12 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _finish(encoder: VisionTransformer, config: Config, name: str, report: str) -> Backbone:
-    return Backbone(encoder.eval(), Normalise(config.image), config, encoder_hash(encoder), name, report)
-
-
-def _required(config: Config | None, why: str) -> Config:
-    if config is None:
-        raise UserError(f"{why}; add --preset, --config or --set encoder.* to say it.")
-    return config
-
-
-def _same_config(config: Config, asked: Config | None, whose: str) -> Config:
-    """``config``, which the weights bring; what was asked beside it must not contradict."""
-    if asked is None:
-        return config
-    for section in ("encoder", "image"):
-        ours, theirs = getattr(config, section).model_dump(), getattr(asked, section).model_dump()
-        for key, value in ours.items():
-            if f"{section}.{key}" not in _FREE and theirs[key] != value:
-                raise UserError(
-                    f"{whose} has {section}.{key} {value}, but {theirs[key]} was asked for; "
-                    "leave out --preset, --config and --set: a run brings its own settings."
-                )
-    return config
-
-
-def _load_bundle(bundle: Bundle, asked: Config | None, network: Network, name: str) -> Backbone:
-    config = _same_config(bundle.config, asked, f"the bundle {bundle.folder}")
-    encoder = VisionTransformer.from_config(config.encoder, config.image)
-    file = bundle.encoder_file(network)
-    tensors = read_tensors(file)
-    _check_whole(encoder.state_dict(), tensors, file)
-    encoder.load_state_dict(tensors)
-    report = f"{len(tensors)} tensors of the {network} from the bundle {name} ({bundle.hash[:12]})"
-    return _finish(encoder, config, name, report)
-
-
-def _load_run(encoder: VisionTransformer, file: Path, network: Network) -> str:
-    prefix = f"{network}.encoder."
-    found = {n.removeprefix(prefix): t for n, t in read_tensors(file).items() if n.startswith(prefix)}
-    _check_whole(encoder.state_dict(), found, file)
-    encoder.load_state_dict(found)
-    return f"{len(found)} tensors of the {network} from {file.parent.name}/{file.name}"
-
-
-def _check_whole(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], file: Path) -> None:
-    for name, tensor in wanted.items():
-        if name not in found:
-            raise UserError(f"{file} lacks {name}; it is not a checkpoint of this run.")
-        if found[name].shape != tensor.shape:
-            raise UserError(
-                f"{file}: {name} is {tuple(found[name].shape)}, but the run's settings say {tuple(tensor.shape)}."
-            )
-    extra = sorted(found.keys() - wanted.keys())
-    if extra:
-        raise UserError(f"{file} holds {extra[0]}, which the run's settings do not have.")
-
-
-def _load_foreign(encoder: VisionTransformer, file: Path) -> str:
-    report = load_encoder(encoder, file)
-    # Fewer or more blocks than the settings say: each name fits, and yet it is another network.
-    for names, what in ((report.missing, "lacks"), (report.unexpected, "has the additional")):
-        wrong = [name for name in names if name.startswith(("blocks.", "patch_embed."))]
-        if wrong:
-            raise UserError(
-                f"{file} has another architecture: it {what} {wrong[0]}; "
-                "set encoder.width, depth, heads and patch_size as in the weights."
-            )
-    return report.sentence()
-
-
-def weights_file(weights: str | Path) -> Path:
-    """The weights behind a path: a file, a bundle's encoder, or the newest whole checkpoint of a run folder.
-
-    ``hf://owner/name`` is downloaded, or found in the local cache.
-    """
-    path = local_path(weights)
+def _weights_file(path: Path) -> Path:
+    """The file itself, a folder's ``model.safetensors``, or that of the newest whole checkpoint of a run."""
     if not path.exists():
         raise UserError(f"weights {path} do not exist; give a run folder, a bundle, a .safetensors or a .pth file.")
     if path.is_file():
         return path
-    if is_bundle(path):
-        return open_bundle(path).encoder_file()
     if (path / MODEL).exists():
         return path / MODEL
     checkpoint = newest_checkpoint(path)
@@ -248,71 +401,46 @@ def weights_file(weights: str | Path) -> Path:
     return checkpoint.folder / MODEL
 
 
-@dataclass(frozen=True)
-class Pretrained:
-    """A model in evaluation mode on the CPU, and where it came from."""
-
-    model: AFiRe
-    hash: str  # of all its tensors
-    name: str  # of the run's folder
-    report: str  # one sentence: what was loaded
+def _run_of(path: Path) -> Path | None:
+    """The run that a run folder, a checkpoint folder or a checkpoint's file belongs to."""
+    for folder in (path, *list(path.resolve().parents)[:3]):
+        if (folder / CONFIG).is_file() and (folder == path or folder / "checkpoints" in path.resolve().parents):
+            return folder
+    return None
 
 
-def load_pretrained(weights: str | Path) -> Pretrained:
-    """A run folder (its newest whole checkpoint), a checkpoint folder of a run, or a bundle, here or on a hub."""
-    if str(weights) == RANDOM:
-        raise UserError("random weights restore nothing and have no prototypes; give the folder of a pre-training run.")
-    path = local_path(weights)
-    if is_bundle(path):
-        bundle = open_bundle(path)
-        name = bundle_name(weights)
-        model = bundle.model()
-        return Pretrained(
-            model, model_hash(model), name, f"the whole model from the bundle {name} ({bundle.hash[:12]})"
-        )
-    file = weights_file(path)
-    settings = run_config_file(path)
-    if settings is None:
-        raise UserError(
-            f"{path} is weights alone, without a decoder and prototypes; give the folder of a pre-training run."
-        )
-    model = AFiRe(load_config(file=settings))
-    tensors = read_tensors(file)
-    _check_fit(model, tensors, file)
-    model.load_state_dict(tensors)
-    model.teacher_temperature = _teacher_temperature(model, file.parent / STATE)
-    report = f"{len(tensors)} tensors of the whole model from {file.parent.name}/{file.name}"
-    return Pretrained(model.eval(), model_hash(model), settings.parent.resolve().name, report)
+def _check_same(config: Config, asked: Config | None, whose: str) -> None:
+    """What was asked beside ``config``, which the weights bring, must not contradict it."""
+    if asked is None:
+        return
+    for section in ("encoder", "image"):
+        ours, theirs = getattr(config, section).model_dump(), getattr(asked, section).model_dump()
+        for key, value in ours.items():
+            if f"{section}.{key}" not in _FREE and theirs[key] != value:
+                raise UserError(
+                    f"{whose} has {section}.{key} {value}, but {theirs[key]} was asked for; "
+                    "leave out --preset, --config and --set: a run brings its own settings."
+                )
 
 
-def model_hash(model: AFiRe) -> str:
-    """Content hash of all tensors by name; the same on every device."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def _misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """What is wrong with tensors that were given for those of a network; empty where nothing is."""
+    for name in wanted:
+        if name not in given:
+            return f"lacks {name}"
+    for name, tensor in given.items():
+        if name not in wanted:
+            return f"holds {name}, which its settings do not have"
+        if tensor.shape != wanted[name].shape:
+            return f"has {name} as {tuple(tensor.shape)}, but its settings say {tuple(wanted[name].shape)}"
+    return ""
 
 
-def _check_fit(model: AFiRe, found: Mapping[str, Tensor], file: Path) -> None:
-    wanted = model.state_dict()
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if missing:
-        raise UserError(f"{file} lacks {missing[0]}; it is not a checkpoint of this run.")
-    if extra:
-        raise UserError(f"{file} holds {extra[0]}, which the run's settings do not have.")
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
-            raise UserError(
-                f"{file}: {name} is {tuple(found[name].shape)}, but the run's settings say {tuple(tensor.shape)}."
-            )
-
-
-def _teacher_temperature(model: AFiRe, state_file: Path) -> float:
+def _teacher_temperature(method: AFiRe, state_file: Path) -> float:
     """tau_t at the checkpoint's step; where no step is known, that after the warm-up."""
-    losses = model.config.losses
+    losses = method.config.losses
     if not state_file.exists():
         return losses.teacher_temperature
     state = read_json(state_file)
-    schedules = Schedules(model.config.training, losses, int(state["steps_per_epoch"]), 1)
+    schedules = Schedules(method.config.training, losses, int(state["steps_per_epoch"]), 1)
     return schedules.at(max(int(state["step"]) - 1, 0)).teacher_temperature

@@ -111,7 +111,7 @@ def test_settings_are_told_apart_and_change_one_by_one() -> None:
 def test_networks_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no architecture of their own"):
         open_networks("random")
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="do not exist"):
         open_networks(str(tmp_path / "gone"), "tiny")
     with pytest.raises(UserError, match=r"adapt\.lesions\.place"):
         open_networks("random", "tiny", None, [*SMALLEST, "lesions.place=lungs"])

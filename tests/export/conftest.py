@@ -20,7 +20,7 @@ from afire.export.write import export_bundle
 from afire.methods.afire import AFiRe
 from afire.tasks.settings import DetectConfig
 from afire.training.checkpoint import save_checkpoint
-from afire.weights.open import load_pretrained
+from afire.weights.open import open_weights
 from tests.tasks.conftest import draw_films
 
 SMALLEST = [
@@ -69,10 +69,10 @@ def detector_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("detectors")
     table = draw_films(folder / "films", 48)
     pack(make_manifest(table, folder / "films"), folder / "pack", PackSettings(size=32), workers=1)
-    pretrained = load_pretrained(run_folder)
+    pretrained = open_weights(run_folder)
     rows = np.arange(48)
     detector = calibrate(
-        settle(pretrained.model),
+        settle(pretrained.method),
         PackedFilms(folder / "pack"),
         Parts(rows[:20], rows[20:28], rows[28:], "drawn"),
         DetectConfig(score=EVERY_MAP),
@@ -80,7 +80,7 @@ def detector_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     detector.origin = {
         "data": {"name": "films", "hash": "ab" * 32, "films": 48},
         "parts": {"fit": 20, "choose": 8, "calibrate": 20},
-        "weights": {"name": pretrained.name, "hash": pretrained.hash},
+        "weights": {"name": pretrained.name, "hash": pretrained.method_hash},
         "notes": [],
         "environment": {"afire": "0.1.0", "command": ["afire", "/home/someone/x"]},
     }

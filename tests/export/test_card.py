@@ -11,7 +11,7 @@ import yaml
 from afire.errors import UserError
 from afire.export.write import export_bundle
 from afire.tasks.results import Result, RunResult, estimate, write_result
-from afire.weights.open import load_backbone
+from afire.weights.open import open_weights
 
 
 def make_result(folder: Path, weights_hash: str) -> Path:
@@ -43,7 +43,7 @@ def test_licence_and_detector(full_bundle: Path) -> None:
 
 
 def test_results_of_these_weights_are_quoted_and_others_refused(run_folder: Path, tmp_path: Path) -> None:
-    own = make_result(tmp_path / "own", load_backbone(str(run_folder)).hash)
+    own = make_result(tmp_path / "own", open_weights(str(run_folder)).hash)
     bundle = export_bundle(run_folder, tmp_path / "out", results=[own])
     assert (
         "| probe (linear) | films, 7 test films | Blob | 10 % | auc 0.800 ± 0.071 |"

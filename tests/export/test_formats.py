@@ -19,19 +19,19 @@ from afire.export import onnx
 from afire.export.formats import FORMATS
 from afire.export.verify import read_expected, read_whole
 from afire.export.write import Conversion, convert
-from afire.weights.open import Backbone, load_backbone
+from afire.weights.open import Weights, open_weights
 from tests.export.conftest import smallest
 
 BOUND = 1e-5
 
 
-def random_backbone(*overrides: str) -> Backbone:
-    return load_backbone("random", smallest("encoder.depth=2", *overrides), seed=3)
+def random_backbone(*overrides: str) -> Weights:
+    return open_weights("random", smallest("encoder.depth=2", *overrides), seed=3)
 
 
-def ours(backbone: Backbone, films: Tensor) -> Tensor:
+def ours(backbone: Weights, films: Tensor) -> Tensor:
     with torch.no_grad():
-        tokens: Tensor = backbone.encoder(backbone.normalise(films))[:, 1:]
+        tokens: Tensor = backbone.trunk(backbone.normalise(films))[:, 1:]
     return tokens
 
 
@@ -67,7 +67,7 @@ def test_transformers_loads_a_plain_vit(tmp_path: Path, overrides: tuple[str, ..
 def test_transformers_weights_come_back(tmp_path: Path) -> None:
     backbone = random_backbone()
     convert(backbone, tmp_path / "out", FORMATS["hf"])
-    assert load_backbone(str(tmp_path / "out"), backbone.config).hash == backbone.hash
+    assert open_weights(str(tmp_path / "out"), backbone.config).hash == backbone.hash
 
 
 def processed(config: Config, folder: Path, pixels: np.ndarray) -> Tensor:
@@ -122,17 +122,17 @@ def quick_detector(folder: Path) -> Detector:
 
 
 @pytest.fixture(scope="module")
-def onnx_folder(tmp_path_factory: pytest.TempPathFactory, detector_folder: Path) -> tuple[Path, Backbone, Conversion]:
+def onnx_folder(tmp_path_factory: pytest.TempPathFactory, detector_folder: Path) -> tuple[Path, Weights, Conversion]:
     """Encoder and detector as graphs that take films of any size."""
     pytest.importorskip("onnxruntime")
-    backbone = load_backbone(str(detector_folder))
+    backbone = open_weights(str(detector_folder))
     out = tmp_path_factory.mktemp("onnx") / "out"
     done = convert(backbone, out, FORMATS["onnx"], detector=quick_detector(detector_folder), preprocess="resize")
     return out, backbone, done
 
 
 @pytest.mark.slow
-def test_onnxruntime_encodes_any_batch_and_any_size(onnx_folder: tuple[Path, Backbone, Conversion]) -> None:
+def test_onnxruntime_encodes_any_batch_and_any_size(onnx_folder: tuple[Path, Weights, Conversion]) -> None:
     folder, backbone, done = onnx_folder
     assert {one.output for one in done.differences} == {"tokens", "embedding", "score", "p_value", "heatmap"}
     for count, height, width in ((1, 32, 32), (3, 50, 41)):
@@ -145,7 +145,7 @@ def test_onnxruntime_encodes_any_batch_and_any_size(onnx_folder: tuple[Path, Bac
 
 
 @pytest.mark.slow
-def test_onnxruntime_detects(onnx_folder: tuple[Path, Backbone, Conversion], detector_folder: Path) -> None:
+def test_onnxruntime_detects(onnx_folder: tuple[Path, Weights, Conversion], detector_folder: Path) -> None:
     folder, _, _ = onnx_folder
     detector = quick_detector(detector_folder)
     films = films_of(4)
@@ -172,7 +172,7 @@ def test_the_detectors_graph_reads_every_map(detector_folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_graphs_have_names_for_what_is_free(onnx_folder: tuple[Path, Backbone, Conversion]) -> None:
+def test_the_graphs_have_names_for_what_is_free(onnx_folder: tuple[Path, Weights, Conversion]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(onnx_folder[0] / "encoder.onnx")
     assert session.get_inputs()[0].shape == ["batch", 1, "height", "width"]

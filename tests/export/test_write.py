@@ -13,20 +13,20 @@ from afire.errors import UserError
 from afire.export import write as writing
 from afire.export.write import export_bundle
 from afire.weights.bundle import PARTS, open_bundle
-from afire.weights.open import load_backbone, load_pretrained
+from afire.weights.open import open_weights
 from tests.export.conftest import make_run, smallest
 
 
 def test_a_bundle_holds_the_whole_model(run_folder: Path, bundle_folder: Path) -> None:
-    ours, theirs = load_pretrained(run_folder), load_pretrained(bundle_folder)
-    assert ours.hash == theirs.hash
-    assert theirs.model.teacher_temperature == pytest.approx(ours.model.teacher_temperature)
-    assert theirs.model.config == ours.model.config
+    ours, theirs = open_weights(run_folder), open_weights(bundle_folder)
+    assert ours.method_hash == theirs.method_hash
+    assert theirs.method.teacher_temperature == pytest.approx(ours.method.teacher_temperature)
+    assert theirs.method.config == ours.method.config
     assert open_bundle(bundle_folder).about["parts"] == list(PARTS)
     for network in ("teacher", "student"):
         assert (
-            load_backbone(str(bundle_folder), network=network).hash  # type: ignore[arg-type]
-            == load_backbone(str(run_folder), network=network).hash  # type: ignore[arg-type]
+            open_weights(str(bundle_folder), network=network).hash  # type: ignore[arg-type]
+            == open_weights(str(run_folder), network=network).hash  # type: ignore[arg-type]
         )
 
 
@@ -44,7 +44,7 @@ def test_models_without_a_part(tmp_path: Path, override: str, left_out: str) -> 
     run = make_run(tmp_path / "run", smallest(override))
     bundle = export_bundle(run, tmp_path / "out")
     assert set(bundle.about["parts"]) == set(PARTS) - {left_out}
-    assert load_pretrained(tmp_path / "out").hash == load_pretrained(run).hash
+    assert open_weights(tmp_path / "out").method_hash == open_weights(run).method_hash
 
 
 def test_a_bundle_of_a_bundle_is_the_same_model_with_its_history(bundle_folder: Path, tmp_path: Path) -> None:

@@ -12,16 +12,16 @@ from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.features import METADATA_KEY, feature_batches, film_features, write_features
-from afire.weights.open import Backbone, load_backbone
+from afire.weights.open import Weights, open_weights
 
 
 @pytest.fixture(scope="module")
-def backbone(smallest: Config) -> Backbone:
-    return load_backbone("random", smallest)
+def backbone(smallest: Config) -> Weights:
+    return open_weights("random", smallest)
 
 
 def test_parquet_has_a_row_for_each_film_and_says_how_it_was_made(
-    backbone: Backbone, films: PackedFilms, tmp_path: Path
+    backbone: Weights, films: PackedFilms, tmp_path: Path
 ) -> None:
     rows = np.arange(5, 105)
     assert write_features(tmp_path / "f.parquet", backbone, films, rows) == (100, 16)
@@ -34,7 +34,7 @@ def test_parquet_has_a_row_for_each_film_and_says_how_it_was_made(
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".npz"])
-def test_all_tokens_keep_their_order(backbone: Backbone, films: PackedFilms, tmp_path: Path, suffix: str) -> None:
+def test_all_tokens_keep_their_order(backbone: Weights, films: PackedFilms, tmp_path: Path, suffix: str) -> None:
     rows = np.arange(70)
     file = tmp_path / f"tokens{suffix}"
     assert write_features(file, backbone, films, rows, "tokens") == (70, 16, 16)
@@ -49,7 +49,7 @@ def test_all_tokens_keep_their_order(backbone: Backbone, films: PackedFilms, tmp
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_another_format_is_refused_before_the_work(backbone: Backbone, films: PackedFilms, tmp_path: Path) -> None:
+def test_another_format_is_refused_before_the_work(backbone: Weights, films: PackedFilms, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"written as \.parquet or \.npz"):
         write_features(tmp_path / "f.csv", backbone, films, np.arange(2))
     assert list(tmp_path.iterdir()) == []

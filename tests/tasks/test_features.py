@@ -12,19 +12,19 @@ from afire.config import Config, load_config
 from afire.data.pack import DecodedFilms, PackedFilms
 from afire.errors import UserError
 from afire.tasks import features as f
-from afire.weights.open import Backbone, load_backbone
+from afire.weights.open import Weights, open_weights
 from tests.tasks.conftest import SMALLEST
 
 
 @pytest.fixture(scope="module")
-def backbone(smallest: Config) -> Backbone:
-    return load_backbone("random", smallest)
+def backbone(smallest: Config) -> Weights:
+    return open_weights("random", smallest)
 
 
-def test_pooling_is_of_the_encoders_tokens(backbone: Backbone, films: PackedFilms) -> None:
+def test_pooling_is_of_the_encoders_tokens(backbone: Weights, films: PackedFilms) -> None:
     rows = np.arange(0, 120, 2)
     with torch.inference_mode():
-        tokens = backbone.encoder(backbone.normalise(films.batch(rows))).numpy()
+        tokens = backbone.trunk(backbone.normalise(films.batch(rows))).numpy()
     np.testing.assert_allclose(f.film_features(backbone, films, rows), tokens[:, 1:].mean(axis=1), atol=1e-5)
     np.testing.assert_allclose(f.film_features(backbone, films, rows, "class"), tokens[:, 0], atol=1e-5)
     every = np.concatenate(list(f.feature_batches(backbone, films, rows, "tokens")))
@@ -32,7 +32,7 @@ def test_pooling_is_of_the_encoders_tokens(backbone: Backbone, films: PackedFilm
 
 
 def test_cached_features_are_read_and_only_missing_ones_computed(
-    backbone: Backbone, films: PackedFilms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backbone: Weights, films: PackedFilms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     compute = f._compute
@@ -50,7 +50,7 @@ def test_cached_features_are_read_and_only_missing_ones_computed(
 
 
 def test_what_decides_a_feature_decides_the_key(
-    backbone: Backbone, films: PackedFilms, packed: Path, smallest: Config
+    backbone: Weights, films: PackedFilms, packed: Path, smallest: Config
 ) -> None:
     decoded = DecodedFilms(films.manifest, 32)
     heads = load_config("tiny", overrides=[*SMALLEST, "encoder.heads=4"])
@@ -59,12 +59,12 @@ def test_what_decides_a_feature_decides_the_key(
         f._key(backbone, films, "mean"),
         f._key(backbone, films, "class"),
         f._key(backbone, decoded, "mean"),
-        f._key(load_backbone("random", smallest, seed=1), films, "mean"),
-        f._key(load_backbone("random", heads), films, "mean"),
-        f._key(load_backbone("random", pixels), films, "mean"),
+        f._key(open_weights("random", smallest, seed=1), films, "mean"),
+        f._key(open_weights("random", heads), films, "mean"),
+        f._key(open_weights("random", pixels), films, "mean"),
     }
     assert len(keys) == 6
-    assert f._key(load_backbone("random", smallest), PackedFilms(packed), "mean") in keys
+    assert f._key(open_weights("random", smallest), PackedFilms(packed), "mean") in keys
 
 
 def test_a_changed_file_is_another_film(tmp_path: Path, films: PackedFilms) -> None:
@@ -79,7 +79,7 @@ def test_a_changed_file_is_another_film(tmp_path: Path, films: PackedFilms) -> N
 
 
 def test_a_torn_cache_is_computed_again(
-    backbone: Backbone, films: PackedFilms, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    backbone: Weights, films: PackedFilms, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = np.arange(8)
     whole = f.film_features(backbone, films, rows, cache=tmp_path)
@@ -94,7 +94,7 @@ def test_a_torn_cache_is_computed_again(
 def test_films_must_be_whole_patches(films: PackedFilms) -> None:
     config = load_config("tiny", overrides=[*SMALLEST, "image.size=48", "encoder.patch_size=12"])
     with pytest.raises(UserError, match="32 px are not whole patches of 12 px; pack them at a multiple of 12"):
-        f.film_features(load_backbone("random", config), films, np.arange(2))
+        f.film_features(open_weights("random", config), films, np.arange(2))
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def test_the_record_names_the_films(films: PackedFilms) -> None:
 
 def test_random_weights_take_the_architecture_beside_them(smallest: Config, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no architecture"):
-        load_backbones({"random": "random"})
+        _ = load_backbones({"random": "random"})["random"].trunk
     found = load_backbones({"a": "random", "b": "random"}, smallest, seed=3)
     assert list(found) == ["a", "b"] and found["a"].hash == found["b"].hash
     with pytest.raises(UserError, match="at least one"):

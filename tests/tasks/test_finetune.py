@@ -20,7 +20,7 @@ from afire.tasks.finetune import Classifier, LabelObjective, positive_weights, r
 from afire.tasks.results import read_result
 from afire.tasks.settings import FinetuneConfig, load_task_config
 from afire.training.run_folder import RunFolder
-from afire.weights.open import load_backbone
+from afire.weights.open import open_weights
 from tests.tasks.drawn import MODEL, QUICK, draw_spots, experiment, smallest_model
 
 
@@ -80,10 +80,8 @@ def test_validation_is_the_mean_auc_of_labels_with_both_classes() -> None:
 
 
 def test_a_classifier_starts_at_the_prior_and_every_parameter_learns() -> None:
-    backbone = load_backbone("random", smallest_model())
-    model = Classifier(
-        backbone.encoder, backbone.normalise, np.array([0.1, 0.5, 0.0]), torch.Generator().manual_seed(0)
-    )
+    backbone = open_weights("random", smallest_model())
+    model = Classifier(backbone.trunk, backbone.normalise, np.array([0.1, 0.5, 0.0]), torch.Generator().manual_seed(0))
     chances = model(torch.rand(6, 1, 32, 32)).sigmoid()
     torch.testing.assert_close(chances.mean(0), torch.tensor([0.1, 0.5, 0.001]), atol=0.05, rtol=0)
     chances.sum().backward()
@@ -110,10 +108,10 @@ def test_it_learns_and_leaves_what_it_promises(packed: Path, tmp_path: Path) -> 
 def test_the_fine_tuned_encoder_is_weights_for_another_task(packed: Path, tmp_path: Path) -> None:
     list(run_finetune(experiment(packed, tmp_path), settings("training.epochs=1")))
     file = tmp_path / "seed-0/model.safetensors"
-    backbone = load_backbone(str(file), smallest_model())
+    backbone = open_weights(str(file), smallest_model())
     stored = load_file(file)
-    assert torch.equal(backbone.encoder.norm.weight, stored["encoder.norm.weight"])
-    assert backbone.hash != load_backbone("random", smallest_model()).hash
+    assert torch.equal(backbone.trunk.norm.weight, stored["encoder.norm.weight"])
+    assert backbone.hash != open_weights("random", smallest_model()).hash
 
 
 def test_patience_ends_a_run(packed: Path, tmp_path: Path) -> None:

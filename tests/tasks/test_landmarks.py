@@ -10,7 +10,7 @@ import torch
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.figure_data import Following, ShiftedFilms, following, landmark_places, landmark_tokens
-from afire.weights.open import Backbone, load_backbone
+from afire.weights.open import Weights, open_weights
 from tests.figure_parts import smallest
 
 BIG = ["image.size=64", "encoder.depth=1"]
@@ -37,7 +37,7 @@ class Patterned:
         return (self.base + 0.01 * torch.randn(len(rows), 1, 64, 64, generator=self.noise)).clamp(0, 1)
 
 
-def follow(backbone: Backbone, films: Patterned) -> Following:
+def follow(backbone: Weights, films: Patterned) -> Following:
     places, rows = landmark_places((8, 8)), np.arange(12)
     tokens = landmark_tokens(backbone, films, rows, places.tokens((8, 8)))
     assert tokens.shape == (12, 9, 16)
@@ -45,15 +45,15 @@ def follow(backbone: Backbone, films: Patterned) -> Following:
 
 
 def test_tokens_without_positions_follow_anatomy(films: PackedFilms) -> None:
-    backbone = load_backbone("random", smallest(BIG))
-    backbone.encoder.pos_embed.zero_()
+    backbone = open_weights("random", smallest(BIG))
+    backbone.trunk.pos_embed.zero_()
     found = follow(backbone, Patterned(films))
     assert found.anatomy > 0.99 and found.place < 0.01
 
 
 def test_tokens_that_see_nothing_follow_their_place(films: PackedFilms) -> None:
-    backbone = load_backbone("random", smallest(BIG))
-    torch.nn.init.zeros_(backbone.encoder.patch_embed.proj.weight)
+    backbone = open_weights("random", smallest(BIG))
+    torch.nn.init.zeros_(backbone.trunk.patch_embed.proj.weight)
     found = follow(backbone, Patterned(films))
     assert found.place == 1.0 and found.anatomy == 0.0 == found.other
 

@@ -15,7 +15,6 @@ from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.training import checkpoint as module
 from afire.training.checkpoint import newest_checkpoint, read_checkpoint, restore, save_checkpoint
-from afire.weights.open import weights_file
 
 
 def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
@@ -106,15 +105,3 @@ def test_another_architecture_is_a_sentence(tmp_path: Path, smallest: Callable[.
     assert found is not None
     with pytest.raises(UserError, match="does not fit this model"):
         restore(found, other, torch.optim.AdamW(other.parameters()))
-
-
-def test_weights_of_a_path(tmp_path: Path) -> None:
-    model, optimizer = trained()
-    folder = save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=1)
-    assert weights_file(tmp_path) == weights_file(folder) == folder / "model.safetensors"
-    assert weights_file(folder / "model.safetensors") == folder / "model.safetensors"
-    with pytest.raises(UserError, match="do not exist"):
-        weights_file(tmp_path / "none")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="holds no checkpoint"):
-        weights_file(tmp_path / "empty")

@@ -12,7 +12,7 @@ import pytest
 import afire
 from afire.errors import UserError
 from afire.weights.bundle import MANIFEST, is_bundle, list_files, open_bundle, unlisted_files
-from afire.weights.open import load_backbone, weights_file
+from afire.weights.open import open_weights, start_from
 
 FILES = [
     *(
@@ -52,7 +52,7 @@ def test_a_flipped_byte_is_named_wherever_weights_are_taken(
 ) -> None:
     folder = copy_of(bundle_folder)
     flip(folder / "encoder.safetensors", -1)
-    for open_it in (load_backbone, afire.load, weights_file):
+    for open_it in (open_weights, afire.load, start_from):
         with pytest.raises(UserError, match=r"encoder\.safetensors is not what was exported"):
             open_it(str(folder))
 
@@ -100,9 +100,9 @@ def test_settings_that_do_not_fit_the_weights(bundle_folder: Path, copy_of: Call
     folder = copy_of(bundle_folder)
     rewrite(folder, lambda about: about["settings"]["encoder"].update(depth=2))
     with pytest.raises(UserError, match=r"do not fit config\.json"):
-        open_bundle(folder).model()
+        _ = open_weights(folder).method
     with pytest.raises(UserError, match=r"lacks blocks\.1"):
-        load_backbone(str(folder))
+        _ = open_weights(folder).trunk
 
 
 def test_names_stay_inside(bundle_folder: Path, copy_of: Callable[[Path], Path]) -> None:

@@ -15,7 +15,7 @@ from afire.errors import UserError
 from afire.weights import hub
 from afire.weights.bundle import open_bundle
 from afire.weights.hub import HubName, parse_hub_name
-from afire.weights.open import load_backbone, weights_file
+from afire.weights.open import open_weights
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_bundle_in_the_cache_is_found_without_a_network(bundle_folder: Path, cache: Path) -> None:
     hub.install(bundle_folder, HubName("owner/name"), open_bundle(bundle_folder).hash)
-    found = load_backbone("hf://owner/name")
-    assert found.hash == load_backbone(str(bundle_folder)).hash and found.name == "owner/name"
+    found = open_weights("hf://owner/name")
+    assert found.hash == open_weights(str(bundle_folder)).hash and found.name == "owner/name"
     assert cache in hub.local_path("hf://owner/name").parents
-    assert weights_file("hf://owner/name").name == "encoder.safetensors"  # what `afire pretrain --init` starts from
+    assert open_weights("hf://owner/name").file.name == "encoder.safetensors"  # for `pretrain --init`
 
 
 def test_revisions_are_apart(bundle_folder: Path, cache: Path, tmp_path: Path) -> None:
@@ -67,14 +67,14 @@ def test_revisions_are_apart(bundle_folder: Path, cache: Path, tmp_path: Path) -
 
 def test_what_is_not_in_the_cache_is_a_sentence(cache: Path) -> None:
     with pytest.raises(UserError, match=r"hf://owner/none is not in the local cache"):
-        load_backbone("hf://owner/none")
+        open_weights("hf://owner/none")
 
 
 def test_a_spoilt_cache_is_refused(bundle_folder: Path, cache: Path) -> None:
     folder = hub.install(bundle_folder, HubName("owner/name"), "one")
     (folder / "encoder.safetensors").write_bytes(b"not weights")
     with pytest.raises(UserError, match=r"encoder\.safetensors is not what was exported"):
-        load_backbone("hf://owner/name")
+        open_weights("hf://owner/name")
 
 
 def test_pushing_without_a_network_is_a_sentence(bundle_folder: Path, cache: Path) -> None:

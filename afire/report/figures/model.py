@@ -26,7 +26,7 @@ from afire.tasks.figure_data import INPUTS, Errors, Restored, Rows, check_restor
 from afire.tasks.places import Atlas, build_atlas
 from afire.tasks.results import Estimate, estimate
 from afire.training.batches import normal_training_rows
-from afire.weights.open import Pretrained, load_pretrained, pick_device
+from afire.weights.open import Weights, open_weights, pick_device
 
 ERROR_TOP = 0.3  # of the grey range: what the error maps show as their brightest, the same in every figure
 _HIDDEN = "#56B4E9"
@@ -129,23 +129,23 @@ def draw_restorations(
     """Restorations of normal films, lesioned and as they are, with tokens hidden behind z_mask and with all seen."""
     stem, target = claim(out, "restorations", force), pick_device(device)
     source = source if isinstance(source, Source) else Source(source, most=RESTORED_FILMS)
-    run = load_pretrained(weights)
-    check_restores(run.model, run.name)
-    logger.info("%s: %s", run.name, run.report)
-    films = source.open(run.model.config.image)
+    run = open_weights(weights)
+    check_restores(run.method, run.name)
+    logger.info("%s: %s", run.name, run.method_report)
+    films = source.open(run.config.image)
     part, split_hash = source.rows(films)
     normal = _normal(films, part, source.part)
     rows = source.draw(normal)
-    errors = restoration_errors(run.model, films, rows, source.seed, target)
+    errors = restoration_errors(run.method, films, rows, source.seed, target)
     estimates = _error_estimates(films, rows, errors, source.seed)
     some = np.sort(np.random.default_rng(source.seed).permutation(rows)[:show])
-    shown = restore_films(run.model, films.batch(some).to(target), some, source.seed)
+    shown = restore_films(run.method, films.batch(some).to(target), some, source.seed)
     data = source.record(films, rows, len(normal), split_hash)
     record: dict[str, Any] = {
         "figure": "restorations",
         "weights": _describe(run),
         "data": {**data, "kind": "normal films"},
-        "settings": {"lesions": run.model.config.lesions.model_dump(), "error_top": ERROR_TOP, "seed": source.seed},
+        "settings": {"lesions": run.config.lesions.model_dump(), "error_top": ERROR_TOP, "seed": source.seed},
         "shown": films.manifest.table["image"].iloc[some].tolist(),
         "numbers": {
             name: {
@@ -172,13 +172,13 @@ def draw_atlas(
     """The prototypes place by place: entropy, likeliest cluster, typical and nearest patches of training normals."""
     stem, target = claim(out, "atlas", force), pick_device(device)
     source = source if isinstance(source, Source) else Source(source, most=ATLAS_FILMS)
-    run = load_pretrained(weights)
-    logger.info("%s: %s", run.name, run.report)
-    films = source.open(run.model.config.image)
+    run = open_weights(weights)
+    logger.info("%s: %s", run.name, run.method_report)
+    films = source.open(run.config.image)
     normal, sentence = normal_training_rows(films.manifest, source.split)
     logger.info("%s", sentence)
     rows = source.draw(normal)
-    atlas = build_atlas(run.model, films, rows, max(nearest, SIDE * SIDE), target)
+    atlas = build_atlas(run.method, films, rows, max(nearest, SIDE * SIDE), target)
     split_hash = source.split.hash if source.split else None
     data = source.record(films, rows, len(normal), split_hash, "train")
     record: dict[str, Any] = {
@@ -256,5 +256,6 @@ def _places(atlas: Atlas, films: Films) -> list[dict[str, Any]]:
     return places
 
 
-def _describe(run: Pretrained) -> dict[str, Any]:
-    return {"name": run.name, "hash": run.hash, "report": run.report, "clusters": run.model.config.head.clusters}
+def _describe(run: Weights) -> dict[str, Any]:
+    clusters = run.config.head.clusters
+    return {"name": run.name, "hash": run.method_hash, "report": run.method_report, "clusters": clusters}

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from afire.errors import UserError
 from afire.nn.vit import VisionTransformer, initialise
-from afire.weights.files import find_encoder, load_encoder, read_tensors, to_huggingface
+from afire.weights.files import find_encoder, load_encoder, read_tensors, tensor_hash, to_huggingface
 
 
 def vit(seed: int, **settings: object) -> VisionTransformer:
@@ -46,7 +46,7 @@ def test_layouts(tmp_path: Path, layout: str) -> None:
     assert report.layout == layout.split(",")[0] and not report.missing and not report.unexpected
     for name, tensor in source.state_dict().items():
         assert torch.equal(target.state_dict()[name], tensor)
-    assert f"{len(report.loaded)} tensors loaded ({report.layout} layout)" in report.sentence()
+    assert f"{len(report.loaded)} tensors loaded ({report.layout} layout)" in report.message()
 
 
 def test_safetensors(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_missing_and_unexpected_are_reported(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "w.pth")
     report = load_encoder(vit(2), tmp_path / "w.pth")
     assert report.missing == ["norm.bias"] and report.unexpected == ["blocks.0.attn.q_norm.weight"]
-    assert "1 missing (norm.bias)" in report.sentence()
+    assert "1 missing (norm.bias)" in report.message()
 
 
 def test_grey_films_see_what_three_equal_channels_saw(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_grey_films_see_what_three_equal_channels_saw(tmp_path: Path) -> None:
     report = load_encoder(grey, tmp_path / "w.pth")
     films = torch.rand(2, 1, 32, 32)
     torch.testing.assert_close(grey(films), colour(films.expand(-1, 3, -1, -1)))
-    assert "3 input channels summed into 1" in report.sentence()
+    assert "3 input channels summed into 1" in report.message()
     back = vit(3, channels=3)
     torch.save(prefixed(grey, ""), tmp_path / "g.pth")
     load_encoder(back, tmp_path / "g.pth")
@@ -83,7 +83,7 @@ def test_learned_positions_are_resized(tmp_path: Path) -> None:
     source, target = vit(1, positions="learned"), vit(2, positions="learned", image_size=64)
     torch.save(prefixed(source, ""), tmp_path / "w.pth")
     report = load_encoder(target, tmp_path / "w.pth")
-    assert target.pos_embed.shape == (1, 65, 16) and "positions resized from 4x4 to 8x8" in report.sentence()
+    assert target.pos_embed.shape == (1, 65, 16) and "positions resized from 4x4 to 8x8" in report.message()
     assert torch.equal(target.pos_embed[:, 0], source.pos_embed[:, 0])
 
 
@@ -182,3 +182,12 @@ def test_a_torn_hugging_face_file_is_reported(tmp_path: Path) -> None:
     del content["encoder.layer.0.attention.attention.key.weight"]
     torch.save(content, tmp_path / "w.pth")
     assert load_encoder(vit(2), tmp_path / "w.pth").missing == ["blocks.0.attn.qkv.weight"]
+
+
+def test_the_hash_of_tensors_is_what_it_always_was() -> None:
+    """Results, detectors and bundles name weights by it: another value would make them strangers."""
+    tensors = {"b": torch.arange(6).view(2, 3), "a_x": torch.linspace(-1, 1, 4)}
+    expected = "e05b5c485cd5ec6dcfc27226670511398d607020d5dd965994a87f4076fb4e26"
+    assert tensor_hash(tensors) == tensor_hash(dict(reversed(tensors.items()))) == expected
+    assert tensor_hash({**tensors, "b": torch.arange(6).view(3, 2)}) != expected
+    assert tensor_hash({**tensors, "b": torch.arange(6, dtype=torch.int32).view(2, 3)}) != expected
