@@ -189,8 +189,10 @@ __all__ = [
     "Film",
     "FilmInfo",
     "Voi",
+    "decode_film",
     "hash_patient",
     "is_image_file",
+    "read_file",
     "read_film",
     "read_mask",
     "read_mask_raw",
@@ -224,7 +226,18 @@ def read_film(
     (:func:`hash_patient`), ``modalities`` are the DICOM modalities to accept.
     """
     path = Path(path)
-    data = _read_bytes(path, max_pixels)
+    return decode_film(path, read_file(path, max_pixels), voi, max_pixels, salt, modalities)
+
+
+def decode_film(
+    path: Path,
+    data: bytes,
+    voi: Voi = "auto",
+    max_pixels: int = MAX_PIXELS,
+    salt: str | None = None,
+    modalities: Collection[str] = MODALITIES,
+) -> tuple[Film, FilmInfo]:
+    """:func:`read_film` of the bytes of a file; ``path`` is only for messages."""
     with quiet_readers():
         if _looks_like_dicom(data):
             from afire.data.dicom import read_dicom  # pydicom takes half a second to import; few datasets need it
@@ -242,7 +255,7 @@ def read_mask(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.bool_]:
 def read_mask_raw(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
     """Read the stored numbers of a mask image, uint8 (H, W): grey values or palette indices, for bit flags."""
     path = Path(path)
-    data = _read_bytes(path, max_pixels)
+    data = read_file(path, max_pixels)
     if _looks_like_dicom(data):
         raise ImageError(f"{path} is a DICOM file, and masks are read from PNG, TIFF, BMP, GIF or JPEG.")
     with quiet_readers():
@@ -282,7 +295,7 @@ def _looks_like_dicom(head: bytes) -> bool:
     return (head[4:6].isalpha() and head[4:6].isupper()) or head[6:8] == b"\0\0"
 
 
-def _read_bytes(path: Path, max_pixels: int) -> bytes:
+def read_file(path: Path, max_pixels: int = MAX_PIXELS) -> bytes:
     """The whole file in one read: cheap on network disks, and every later step sees the same bytes."""
     try:
         if path.is_dir():

@@ -28,11 +28,11 @@ import torch
 from torch.utils.data import Dataset
 
 from afire.config import Fit, Voi
-from afire.data.decode import read_film
+from afire.data.decode import decode_film, read_file, read_film
 from afire.data.film import fit_square
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
 from afire.errors import ImageError, UserError
-from afire.files import folder_lock, names_path, read_json, sha256_text, write_atomic, write_json
+from afire.files import folder_lock, names_path, read_json, sha256_bytes, sha256_text, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
@@ -40,6 +40,7 @@ FORMAT = 1
 IMAGES, MANIFEST, SUMMARY = "images.npy", "manifest.parquet", "pack.json"
 PART, JOURNAL = "images.npy.part", "journal.jsonl"
 ROW, DIGEST = f"{META_PREFIX}pack_row", f"{META_PREFIX}pixel_digest"
+FILE_DIGEST = f"{META_PREFIX}file_digest"  # of the source file: the same in packs of any settings
 _CHUNK = 64
 
 logger = logging.getLogger("afire")
@@ -69,6 +70,11 @@ class PackSummary:
     hash: str
     manifest_hash: str
     settings: PackSettings
+
+
+def file_digest(data: bytes) -> str:
+    """What stands for the bytes of a film's file in packs and in the records of runs."""
+    return sha256_bytes(data)[:24]
 
 
 def pack(
@@ -190,7 +196,8 @@ def _pack_chunk(
     with target.open("rb+") as stream:  # not the map: on a full disk the system ends a process that writes through one
         for name, row in zip(names, rows, strict=True):
             try:
-                film, info = read_film(inside_root(root, name), voi=settings.voi)
+                data = read_file(path := inside_root(root, name))
+                film, info = decode_film(path, data, voi=settings.voi)
             except ImageError as error:
                 results[row] = {"error": str(error)}
                 continue
@@ -198,7 +205,7 @@ def _pack_chunk(
             pixels = np.rint(square * top).astype(settings.dtype).tobytes()
             stream.seek(start + row * len(pixels))
             stream.write(pixels)
-            results[row] = {"digest": hashlib.blake2b(pixels, digest_size=12).hexdigest()}
+            results[row] = {"digest": hashlib.blake2b(pixels, digest_size=12).hexdigest(), "file": file_digest(data)}
             if info.constant:
                 results[row]["note"] = "constant"
         stream.flush()
@@ -230,6 +237,9 @@ def _finish(
     table = manifest.table.iloc[rows].copy()
     table[ROW] = rows
     table[DIGEST] = [results[row]["digest"] for row in rows]
+    files = [results[row].get("file", "") for row in rows]  # a pack that version 0.1 began has none
+    if any(files):
+        table[FILE_DIGEST] = files
     packed = make_manifest(table, manifest.root, {**manifest.info, "pack": asdict(settings)})
     names = manifest.table["image"]
     skipped = {str(names.iloc[row]): entry["error"] for row, entry in sorted(results.items()) if "error" in entry}

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from afire.data.keys import most_seen
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect.localise import (
@@ -44,7 +45,6 @@ from afire.detect.protocol import (
     missing,
     pa_only,
     plan_test,
-    seen_in_pretraining,
 )
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import TestScores, bootstrap_means, bootstrap_values, run_values
@@ -187,7 +187,6 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
     predictions = _predictions(films, test, measured, table.names)
     lines = [_line(table, number, measured) for number in range(len(table.names))]
     place = _place(films, places, measured, task.draws)
-    notes += _pretraining_notes(films, test, measured)
     said = verdicts(lines, table.best_trivial)
     result = _result(task, films, test, measured, lines[0], [*said, *notes])
     findings = abnormal_truth(films.manifest, test.rows, FEWEST_OF_A_FINDING)
@@ -344,18 +343,6 @@ def _place(films: Films, places: Places | None, measured: Sequence[Measured], dr
     )
 
 
-def _pretraining_notes(films: Films, test: TestFilms, measured: Sequence[Measured]) -> list[str]:
-    found = []
-    for one in measured:
-        seen = seen_in_pretraining(one.folder, films, test.rows)
-        if seen:
-            found.append(
-                f"{seen:,} of the {len(test.rows):,} test films were among the films of the pre-training behind "
-                f"{one.name}: as normal films and without labels, but they are not new to it"
-            )
-    return found
-
-
 def _counts(test: TestFilms) -> dict[str, int]:
     return {"normal": int((test.truth == 0).sum()), "abnormal": int((test.truth == 1).sum())}
 
@@ -407,6 +394,10 @@ def _result(
         command=state.pop("command"),
         environment=state,
         notes=notes,
+        seen={
+            "fit": most_seen(one.fit for one in measured).as_dict(),
+            "pretraining": most_seen(one.pretraining for one in measured).as_dict(),
+        },
     )
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afire.config import Config, ImageConfig, LesionConfig, changed, load_config, parse_override
+from afire.data.keys import remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split
@@ -28,7 +29,6 @@ from afire.detect.detector import CONFIG, SETTINGS, Calibration, Detector, HeatS
 from afire.detect.domain import Domain, rank_pictures
 from afire.detect.maps import SCORES, Fitted, GaussianFit, Standard, look, raw_maps, settle
 from afire.errors import UserError
-from afire.files import write_text
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.afire import AFiRe
 from afire.progress import progress
@@ -36,7 +36,7 @@ from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies
 from afire.tasks.settings import DetectConfig
-from afire.training.batches import FILMS, films_seen, normal_training_rows, remember_films
+from afire.training.batches import normal_training_rows
 from afire.training.loop import pretrain
 from afire.training.run_folder import environment
 from afire.weights.open import RANDOM, Weights, open_weights, pick_device
@@ -165,7 +165,6 @@ def detect_settings(overrides: Sequence[str]) -> DetectConfig:
 BATCH = 64
 _LESION_SEED = 60_000  # far from any run's own lesions
 _ADAPT = "adapt"
-PRETRAINING = "pretrain"  # folder with the keys of the films that the pre-training saw
 
 logger = logging.getLogger("afire")
 
@@ -411,22 +410,31 @@ def _channels(model: AFiRe, images: Tensor) -> Tensor:
 
 def _seen_before(task: FitTask, parts: Parts) -> Iterator[str]:
     """A held-out film that pre-training has seen is not held out: its scores are too low, alarms too frequent."""
-    if task.run is None:
+    if _is_from_nothing(task):
         return
-    seen = films_seen(task.run, task.films, parts.held_out)
-    if seen:
+    seen = seen_by_weights(task.run or task.init, task.films, parts.held_out)
+    if seen.answer == "seen":
         yield (
-            f"{seen:,} of {len(parts.held_out):,} held-out normals were seen in pre-training, so false alarms will be "
+            f"{seen.seen:,} of {seen.films:,} held-out normals were seen in pre-training, so false alarms will be "
             "more frequent than stated; pre-train and fit with the same --split, whose validation part is then unseen"
+        )
+    elif seen.answer == "unknown":
+        yield (
+            f"whether {seen.unknown:,} of {seen.films:,} held-out normals were seen in pre-training is not known: "
+            f"{_weights_name(task)['name']} does not say; if they were, false alarms will be more frequent than stated"
         )
 
 
 def _remember(task: FitTask, parts: Parts) -> None:
     """One-way keys of the films that made the detector, so that a test can tell which ones it knows."""
     remember_films(task.out, task.films, np.concatenate([parts.fit, parts.held_out]))
-    seen_before = task.run / FILMS if task.run is not None else None
-    if seen_before is not None and seen_before.is_file():
-        write_text(task.out / PRETRAINING / FILMS, seen_before.read_text(encoding="utf-8"))
+    if not _is_from_nothing(task):
+        remember_behind(task.out, task.run or task.init)
+
+
+def _is_from_nothing(task: FitTask) -> bool:
+    """Whether the networks start from random weights, which have seen no film."""
+    return task.pretrained is None and task.init is None
 
 
 def _origin(task: FitTask, parts: Parts, notes: list[str]) -> dict[str, Any]:

@@ -25,12 +25,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.ndimage import label as connected_pieces
 
+from afire.data.keys import Seen, films_seen, rows_seen
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect.detector import Calibration, Detector
 from afire.detect.fit import Parts, detection_parts
-from afire.detect.protocol import Plain, TestFilms, check_unseen, trivial_scores
+from afire.detect.protocol import Plain, TestFilms, check_unseen, seen_in_pretraining, trivial_scores
 from afire.errors import UserError
 from afire.progress import progress
 from afire.tasks.features import data_content_hash
@@ -38,6 +39,7 @@ from afire.tasks.gradcam import find_cases
 from afire.tasks.masks import load_masks, mask_cells
 from afire.tasks.metrics import ranking_values
 from afire.tasks.settings import MaskConfig
+from afire.weights.open import RANDOM
 
 Floats = NDArray[np.float64]
 Heat = NDArray[np.float32]
@@ -173,6 +175,8 @@ class Measured:
     scores: dict[str, Floats]
     thresholds: dict[str, float]
     heat: Heat | None
+    fit: Seen  # of the test films, by what was fitted
+    pretraining: Seen  # of the test films, by what it was fitted from
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -205,8 +209,11 @@ def measure(
     places: Places | None,
 ) -> Measured:
     """Score the test films once with everything the detector has, and its calibration films where they are here."""
-    parts, note = own_parts(detector, films, split)
-    check_unseen(folder, films, test.rows, [parts.fit, parts.held_out] if parts is not None else [])
+    parts, note = own_parts(folder, detector, films, split)
+    fitted = rows_seen(folder, films) if parts is None else np.concatenate([parts.fit, parts.held_out])
+    fit = check_unseen(folder, films, test.rows, fitted)
+    from_random = detector.origin.get("weights", {}).get("name") == RANDOM
+    pretraining = seen_in_pretraining(folder, films, test.rows, from_random)
     scores, heat = _score(detector, films, test.rows, f"{name}: test films", places)
     thresholds = dict.fromkeys(scores, float("nan"))
     if parts is not None:
@@ -218,15 +225,37 @@ def measure(
             parts, note = None, "the calibration films score otherwise than when the detector was fitted"
     thresholds[CHOSEN] = detector.threshold
     notes = [] if parts is not None else [f"only the chosen score has a calibrated threshold: {note}"]
-    return Measured(name, folder, detector, parts, scores, thresholds, heat, notes)
+    notes += seen_notes(name, fit, pretraining)
+    return Measured(name, folder, detector, parts, scores, thresholds, heat, fit, pretraining, notes)
 
 
-def own_parts(detector: Detector, films: Films, split: Split | None) -> tuple[Parts | None, str]:
+def seen_notes(name: str, fit: Seen, pretraining: Seen) -> list[str]:
+    """What a reader must know about test films that are not new to the detector, or may not be."""
+    notes = []
+    if fit.answer == "unknown":
+        notes.append(
+            f"whether {fit.unknown:,} of the {fit.films:,} test films were used to fit {name} is not known: its record "
+            "of films is missing or cannot be compared with these"
+        )
+    if pretraining.answer == "seen":
+        notes.append(
+            f"{pretraining.seen:,} of the {pretraining.films:,} test films were among the films of the pre-training "
+            f"behind {name}: as normal films and without labels, but they are not new to it"
+        )
+    elif pretraining.answer == "unknown":
+        notes.append(
+            f"whether {pretraining.unknown:,} of the {pretraining.films:,} test films were among the films of the "
+            f"pre-training behind {name} is not known: the weights it started from do not say"
+        )
+    return notes
+
+
+def own_parts(folder: Path, detector: Detector, films: Films, split: Split | None) -> tuple[Parts | None, str]:
     """The films that fitted, chose and calibrated, drawn again; or None and why they cannot be."""
     origin: dict[str, Any] = detector.origin
     settings = origin.get("settings", {})
     if origin.get("data", {}).get("hash") != data_content_hash(films):
-        return None, f"it was fitted on other films ({origin.get('data', {}).get('name', 'unknown')})"
+        return None, _other_data(folder, films, str(origin.get("data", {}).get("name", "unknown")))
     wanted = origin.get("split")
     if wanted is not None and (split is None or split.hash != wanted):
         return None, f"it was fitted with the split {str(wanted)[:12]}, which was not given"
@@ -240,6 +269,16 @@ def own_parts(detector: Detector, films: Films, split: Split | None) -> tuple[Pa
     if parts.counts() != origin.get("parts"):
         return None, "its parts cannot be drawn again: the labels have changed"
     return parts, ""
+
+
+def _other_data(folder: Path, films: Films, name: str) -> str:
+    """Why a detector's parts are not among the rows here. That the films are others is said only when it is known."""
+    seen = films_seen(folder, films, np.arange(len(films)))
+    if seen.answer == "seen":
+        return f"it was fitted on films of this set in another form ({name}), so its parts cannot be drawn again"
+    if seen.answer == "none":
+        return f"it was fitted on other films ({name})"
+    return f"it was fitted on {name}, and whether those are films of this set is not known"
 
 
 def trivial_of(

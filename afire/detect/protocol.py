@@ -16,7 +16,7 @@ Which films a detector is tested on, how they were set aside, and that it has no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from afire.data.keys import BEHIND, FILMS, Seen, films_seen
 from afire.data.manifest import SPLITS, Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split, films_hash, make_split, stratified_order
@@ -36,7 +37,6 @@ from afire.tasks.features import FEATURE_BATCH
 from afire.tasks.guard import check_no_leaks
 from afire.tasks.metrics import laplacian_variance, size_features
 from afire.tasks.results import plan_runs
-from afire.training.batches import films_seen
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -300,19 +300,24 @@ def _chexpert_rows(manifest: Manifest) -> Rows:
     return np.sort(np.concatenate(drawn)).astype(np.int64)
 
 
-def check_unseen(model: Path, films: Films, test: Rows, used: Sequence[Rows] = ()) -> None:
-    """Refuse a detector that knows test films: by the films' keys in its folder, and by patient where ``used`` says."""
-    seen = max(films_seen(folder, films, test) for folder in (model, model / "adapt"))
-    if seen:
+def check_unseen(model: Path, films: Films, test: Rows, fitted: Rows | None = None) -> Seen:
+    """Refuse a detector that knows test films by their keys in its folder, or their patients from the rows ``fitted``.
+
+    What is left is that it knows none of them, or that this is unknown.
+    """
+    seen = films_seen([model, model / "adapt"], films, test)
+    if seen.answer == "seen":
         raise UserError(
-            f"{seen:,} of the {len(test):,} test films were used to fit {model}; fit it with a --split that sets them "
-            "aside, and test it with the same --split."
+            f"{seen.seen:,} of the {seen.films:,} test films were used to fit {model}; fit it with a --split that sets "
+            "them aside, and test it with the same --split."
         )
-    if used:
-        fitted = np.concatenate(list(used))
+    if fitted is not None:
         check_no_leaks(films.manifest, {f"the films that fitted {model.name}": fitted, "the test": test})
+    return seen
 
 
-def seen_in_pretraining(model: Path, films: Films, test: Rows) -> int:
-    """How many test films the pre-training saw; 0 where that is not known."""
-    return films_seen(model / "pretrain", films, test)
+def seen_in_pretraining(model: Path, films: Films, test: Rows, from_random: bool) -> Seen:
+    """Which test films the pre-training behind a detector saw; none where it started ``from_random`` weights."""
+    if from_random and not (model / BEHIND / FILMS).is_file():
+        return Seen(len(test))
+    return films_seen(model / BEHIND, films, test)

@@ -189,6 +189,7 @@ class Result:
     environment: dict[str, Any]
     command: list[str]
     notes: list[str] = field(default_factory=list)
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)  # what pre-training and fitting saw of the test films
 
 
 def estimate(values: Sequence[float], bootstrap_B: np.ndarray | None = None) -> Estimate:
@@ -226,7 +227,7 @@ def read_result(path: Path) -> Result:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UserError(f"{file} is not a result of format {FORMAT}; run the task again.")
     try:
-        values = {one.name: raw[one.name] for one in fields(Result)}
+        values = {one.name: raw[one.name] for one in fields(Result) if one.name in raw or one.name != "seen"}
         values["runs"] = [RunResult(**{**run, "metrics": _numbers(run["metrics"])}) for run in values["runs"]]
         values["metrics"] = _estimates(values["metrics"])
         values["per_label"] = {label: _estimates(row) for label, row in values["per_label"].items()}

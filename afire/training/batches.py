@@ -1,7 +1,5 @@
 """Which films a pre-training run may use: normal ones, of the training part only.
 
-Which films a run has trained on, so that later tasks can tell what is new to it.
-
 Which films are in which step, and having the next ones ready while the current ones are computed.
 
 The order of an epoch depends on (seed, epoch) alone. A step takes the next ``world * batch`` films of it and process r
@@ -17,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -27,7 +24,6 @@ from afire.data.manifest import Manifest
 from afire.data.pack import DIGEST, Films, PackedFilms
 from afire.data.splits import Split
 from afire.errors import ImageError, UserError
-from afire.files import sha256_text, write_text
 
 
 def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
@@ -56,30 +52,6 @@ def _training_rows(manifest: Manifest, split: Split | None) -> tuple[np.ndarray,
         return np.arange(len(manifest)), "films"
     others = int((listed != "train").sum())
     return np.flatnonzero(listed == "train"), f"training films ({others:,} of other parts left alone)"
-
-
-FILMS = "films.txt"
-
-
-def film_keys(films: Films, rows: np.ndarray) -> list[str]:
-    """A key for each film, one-way: of its pixels in a pack, else of its path within the dataset."""
-    table = films.manifest.table
-    column = DIGEST if DIGEST in table else "image"
-    return [sha256_text(str(value))[:24] for value in table[column].iloc[rows]]
-
-
-def remember_films(out: Path, films: Films, rows: np.ndarray) -> None:
-    """Write the keys of a run's films into its folder."""
-    write_text(out / FILMS, "".join(f"{key}\n" for key in film_keys(films, rows)))
-
-
-def films_seen(run: Path, films: Films, rows: np.ndarray) -> int:
-    """How many of ``rows`` the run was trained on; 0 where the run does not say."""
-    file = run / FILMS
-    if not file.is_file():
-        return 0
-    known = set(file.read_text(encoding="utf-8").split())
-    return sum(key in known for key in film_keys(films, rows))
 
 
 logger = logging.getLogger("afire")

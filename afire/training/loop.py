@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from afire.config import Config
+from afire.data.keys import remember_behind, remember_films
 from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.files import write_json
@@ -25,7 +26,7 @@ from afire.lesions.synthesis import synthesize_keyed, token_labels
 from afire.methods.afire import AFiRe, Losses, count_parameters
 from afire.methods.health import Health, measure
 from afire.training import checkpoint as checkpoints
-from afire.training.batches import Batch, Plan, Prefetcher, remember_films
+from afire.training.batches import Batch, Plan, Prefetcher
 from afire.training.engine import (
     Schedules,
     StepSettings,
@@ -138,6 +139,8 @@ class Run:
         found = self.folder.begin(config, self.data, resume, force) if ranks.is_main_process else None
         if ranks.is_main_process:
             remember_films(out, films, rows)
+            if init is not None:
+                remember_behind(out, init)
         ranks.wait_for_everyone()
         found = found if ranks.is_main_process or not resume else checkpoints.newest_checkpoint(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score, roc_auc_score
 
 from afire.data.manifest import Manifest
-from afire.data.pack import PackedFilms
+from afire.data.pack import DIGEST, FILE_DIGEST, DecodedFilms, PackedFilms
+from afire.data.pack import ROW as ROW_IN_PACK
 from afire.detect.detector import Detector
 from afire.detect.evaluate import ROW, EvalTask, Evaluated, Line, evaluate_detectors, oracle, verdicts
 from afire.detect.localise import CHOSEN
@@ -118,6 +120,45 @@ def test_known_test_films_stop_the_evaluation(model: Path, packed: Path) -> None
     films.manifest = Manifest(films.manifest.table.assign(split=""), films.manifest.root, films.manifest.info)
     with pytest.raises(UserError, match="test films were used to fit"):
         evaluate_detectors(EvalTask([model], films, "drawn", device="cpu", draws=20))
+
+
+def as_manifest(packed: Path, **columns: object) -> DecodedFilms:
+    """The films of the pack as the manifest that it was made of, with other columns where they are given."""
+    manifest = PackedFilms(packed).manifest
+    table = manifest.table[[name for name in manifest.table.columns if name not in (ROW_IN_PACK, DIGEST, FILE_DIGEST)]]
+    return DecodedFilms(Manifest(table.assign(**columns), manifest.root, manifest.info), 32)
+
+
+def test_a_detector_of_a_pack_knows_its_films_in_the_manifest(model: Path, packed: Path) -> None:
+    with pytest.raises(UserError, match="test films were used to fit"):
+        evaluate_detectors(EvalTask([model], as_manifest(packed, split=""), "drawn", device="cpu", draws=20))
+
+
+def test_a_detector_of_a_pack_knows_its_patients_in_the_manifest(model: Path, packed: Path) -> None:
+    everyone = PackedFilms(packed).manifest.table["patient"].to_numpy().copy()
+    everyone[-1] = everyone[0]  # the patient of a film that fitted has one in the test
+    with pytest.raises(UserError, match="more than one part"):
+        evaluate_detectors(EvalTask([model], as_manifest(packed, patient=everyone), "drawn", device="cpu", draws=20))
+
+
+def test_films_in_another_form_are_not_called_other_films(model: Path, packed: Path) -> None:
+    found = evaluate_detectors(EvalTask([model], as_manifest(packed), "drawn", device="cpu", draws=20))
+    notes = " ".join(found.result.notes)
+    assert "fitted on films of this set in another form" in notes and "other films" not in notes
+    assert [found.result.seen[name]["answer"] for name in ("fit", "pretraining")] == ["none", "none"]
+
+
+def test_without_a_record_the_result_says_so(model: Path, packed: Path, tmp_path: Path) -> None:
+    silent = tmp_path / "model"
+    shutil.copytree(model, silent)
+    for file in silent.rglob("films.txt"):
+        file.unlink()
+    found = evaluate_detectors(EvalTask([silent], as_manifest(packed), "drawn", device="cpu", draws=20))
+    assert any("were used to fit seed-0 is not known" in note for note in found.result.notes)
+    assert any("whether those are films of this set is not known" in note for note in found.result.notes)
+    assert found.result.seen["fit"] == {"answer": "unknown", "films": 30, "seen": 0, "unknown": 30}
+    write_result(tmp_path / "result", found.result, found.predictions)
+    assert read_result(tmp_path / "result").seen == found.result.seen
 
 
 def test_the_same_model_twice_is_refused(model: Path, films: PackedFilms) -> None:

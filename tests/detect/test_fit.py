@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from afire.config import load_config
+from afire.data.keys import Seen, films_seen
 from afire.data.pack import PackedFilms
 from afire.detect.detector import SETTINGS, Detector
 from afire.detect.fit import adaptation, asked_scores, detect_overrides, detect_settings, detection_parts, open_networks
 from afire.errors import UserError
-from afire.training.batches import films_seen
 from afire.training.engine import Schedules
 from tests.detect.conftest import SMALLEST, fit_smallest
 
@@ -51,10 +51,11 @@ def test_the_same_seed_gives_the_same_detector(detector: Detector, films: Packed
 
 def test_the_folder_knows_its_films(model: Path, films: PackedFilms, detector: Detector) -> None:
     parts = detection_parts(films.manifest, None, 0, 0.4)
-    assert films_seen(model, films, np.concatenate([parts.fit, parts.held_out])) == sum(parts.counts().values())
+    used = np.concatenate([parts.fit, parts.held_out])
+    assert films_seen(model, films, used) == Seen(len(used), sum(parts.counts().values()))
     assert detector.origin["parts"] == parts.counts() and detector.origin["notes"] is not None
     tested = np.flatnonzero(films.manifest.table["split"] == "test")
-    assert films_seen(model, films, tested) == 0
+    assert films_seen(model, films, tested) == Seen(len(tested))
 
 
 def test_calibration_is_that_of_the_calibration_films(films: PackedFilms, detector: Detector) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from afire.data.keys import Seen, remember_films
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.pack import PackedFilms
 from afire.data.sources.lists import build_chexpert
@@ -16,7 +17,6 @@ from afire.detect import protocol
 from afire.detect.fit import detection_parts
 from afire.detect.protocol import check_unseen, chexpert_split, pa_only, plan_test, seen_in_pretraining
 from afire.errors import UserError
-from afire.training.batches import remember_films
 from tests.data.sources.test_chexpert import HEADER, SET
 
 
@@ -64,12 +64,15 @@ def test_a_patient_in_two_parts_is_refused(films: PackedFilms) -> None:
 
 def test_known_films_and_patients_are_refused(films: PackedFilms, tmp_path: Path) -> None:
     test = plan_test(films.manifest).rows
-    check_unseen(tmp_path, films, test)
+    assert check_unseen(tmp_path, films, test).answer == "unknown", "there is no record"
     with pytest.raises(UserError, match="more than one part"):
-        check_unseen(tmp_path, films, test[::2], [test[1::2]])  # two films a patient
+        check_unseen(tmp_path, films, test[::2], test[1::2])  # two films a patient
+    assert seen_in_pretraining(tmp_path, films, test, from_random=True).answer == "none"
+    assert seen_in_pretraining(tmp_path, films, test, from_random=False).answer == "unknown"
     remember_films(tmp_path / "pretrain", films, test[:7])
-    assert seen_in_pretraining(tmp_path, films, test) == 7
-    check_unseen(tmp_path, films, test)
+    assert seen_in_pretraining(tmp_path, films, test, from_random=False) == Seen(30, 7)
+    remember_films(tmp_path, films, np.arange(20))
+    assert check_unseen(tmp_path, films, test) == Seen(30)
     remember_films(tmp_path, films, test[:3])
     with pytest.raises(UserError, match="3 of the 30 test films were used to fit"):
         check_unseen(tmp_path, films, test)

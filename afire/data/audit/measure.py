@@ -90,8 +90,9 @@ def _file_features(table: pd.DataFrame, measured: pd.DataFrame) -> Facts:
     ]
 
 
-# The size before resizing is used above; the row in a pack says where a film is kept, not what it is.
-_NOT_FACTS = ("orig_width", "orig_height", "pack_row")
+# The size before resizing is used above; the row in a pack says where a film is kept, not what it is, and a digest that
+# happens to read as a number is none.
+_NOT_FACTS = ("orig_width", "orig_height", "pack_row", "pixel_digest", "file_digest")
 
 
 def _meta_features(table: pd.DataFrame) -> Facts:

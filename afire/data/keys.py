@@ -1,0 +1,223 @@
+"""Keys that tell films apart in whatever form they are kept, and the record of the films behind a model.
+
+A key is a digest with its kind. ``file`` is of the source file's bytes: the same in a manifest and in packs of any
+size, bit depth, fit or VOI, which keep it in a column. ``packed-224-8-squash-auto`` is of the pixels in a pack and can
+be compared between packs of equal settings only; it stands in where the source file is gone.
+
+A run and a detector keep ``films.txt``, a line of keys (``kind:digest``) for each film they were trained on, and in
+``pretrain/films.txt`` the films of the weights they started from. Keys are one-way: they tell nothing about a film to
+who does not have it. Version 0.1 wrote bare keys that do not say of what: those can show that a film was seen, and that
+it was not only where other films of the same data match.
+
+A copy in another format or re-compressed is another file, and nothing here finds it; ``afire data check`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from afire.data.manifest import Manifest
+from afire.data.pack import DIGEST, FILE_DIGEST, Films, PackedFilms, file_digest
+from afire.errors import UserError
+from afire.files import sha256_text, write_text
+from afire.progress import track
+
+Rows = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+FILMS = "films.txt"
+BEHIND = "pretrain"  # folder with the record of the weights that a run or a detector started from
+_FITTED = "adapt"  # folder of a detector with the record of its own training
+_CHECKPOINTS = "checkpoints"
+FILE = "file"
+_OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of version 0.1: hashes of a pack's digest, of a path
+_OLD = (_OLD_PIXELS, _OLD_PATH)
+_NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no film
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How many of ``films`` a model has seen, and of how many that cannot be said."""
+
+    films: int
+    seen: int = 0
+    unknown: int = 0
+
+    @property
+    def answer(self) -> Literal["seen", "none", "unknown"]:
+        """``none`` only where every film is known to be new."""
+        return "seen" if self.seen else "unknown" if self.unknown else "none"
+
+    def as_dict(self) -> dict[str, int | str]:
+        """For JSON."""
+        return {"answer": self.answer, "films": self.films, "seen": self.seen, "unknown": self.unknown}
+
+
+def most_seen(answers: Iterable[Seen]) -> Seen:
+    """Of several models the one that has seen most; of equals the one that says least."""
+    return max(answers, key=lambda seen: (seen.seen, seen.unknown))
+
+
+def remember_films(out: Path, films: Films, rows: Rows) -> None:
+    """Write the keys of a run's films into its folder."""
+    keys = _keys(films, rows, [kind for kind in _kinds(films) if kind not in _OLD])
+    write_text(out / FILMS, "".join(f"{' '.join(f'{kind}:{key}' for kind, key in film)}\n" for film in keys if film))
+
+
+def remember_behind(out: Path, weights: str | Path | None) -> None:
+    """Write what is known about the films of the ``weights`` that a run or a detector starts from (None: nothing)."""
+    lines = dict.fromkeys(line for record in _records_of(weights) for line in record.lines)
+    write_text(out / BEHIND / FILMS, "".join(f"{line}\n" for line in lines) or f"{_NOT_RECORDED}\n")
+
+
+def films_seen(folders: Path | Sequence[Path], films: Films, rows: Rows) -> Seen:
+    """Which of ``rows`` are in the record of a folder, or of any of several; unknown where there is no record."""
+    return _count(*_compare(_read_records(folders), films, rows))
+
+
+def rows_seen(folders: Path | Sequence[Path], films: Films) -> Rows:
+    """Rows of all films that are known to be in the record of a folder, or of any of several."""
+    seen, _ = _compare(_read_records(folders), films, np.arange(len(films)))
+    return np.flatnonzero(seen)
+
+
+def seen_by_weights(weights: str | Path | None, films: Films, rows: Rows) -> Seen:
+    """Which of ``rows`` the weights of a run, a checkpoint or a detector have seen, or those that it started from.
+
+    Unknown for a bundle, a file or None, which keep no record.
+    """
+    return _count(*_compare(_records_of(weights), films, rows))
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A ``films.txt``: its lines, and its keys by kind. ``complete`` are the kinds that every film of it has."""
+
+    lines: list[str]
+    keys: dict[str, set[str]] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
+
+
+def _read_records(folders: Path | Sequence[Path]) -> list[_Record]:
+    """The records of those folders that have one."""
+    several = [folders] if isinstance(folders, Path) else folders
+    return [_read_record(folder) for folder in several if (folder / FILMS).is_file()]
+
+
+def _read_record(folder: Path) -> _Record:
+    lines = (folder / FILMS).read_text(encoding="utf-8").splitlines()
+    films = [dict(_kind_and_key(word) for word in line.split()) for line in lines if line.strip()]
+    keys: dict[str, set[str]] = {}
+    for film in films:
+        for kind, key in film.items():
+            keys.setdefault(kind, set()).add(key)
+    return _Record(lines, keys, set.intersection(*map(set, films)) if films else set())
+
+
+def _kind_and_key(word: str) -> tuple[str, str]:
+    kind, colon, key = word.partition(":")
+    return (kind, key) if colon else ("", word)
+
+
+def _records_of(weights: str | Path | None) -> list[_Record]:
+    """The records beside weights: of a run or of a detector, and of what it started from."""
+    home = _home(Path(weights)) if weights is not None else None
+    return _read_records([home / name for name in ("", _FITTED, BEHIND)]) if home is not None else []
+
+
+def _home(path: Path) -> Path | None:
+    """The folder whose weights ``path`` is or belongs to: itself, the one it lies in, or the run of a checkpoint."""
+    above = list(path.resolve().parents)
+    runs = [folder for folder in above[:3] if folder / _CHECKPOINTS in [path.resolve(), *above]]
+    candidates = [path, *above[:1], *runs] if path.is_file() else [path, *runs]
+    return next((folder for folder in candidates if (folder / FILMS).is_file()), None)
+
+
+def _count(seen: Flags, unknown: Flags) -> Seen:
+    return Seen(len(seen), int(seen.sum()), int(unknown.sum()))
+
+
+def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> tuple[Flags, Flags]:
+    """For each row whether some record has it, and whether that is unknown: none has it, but one cannot speak of it."""
+    seen, unknown = np.zeros(len(rows), bool), np.full(len(rows), not records)
+    for record in records:
+        kinds = [kind for kind in _kinds(films) if _stored_as(kind) in record.keys]
+        conclusive = {kind for kind in kinds if _is_conclusive(kind, record, films)}
+        for number, film in enumerate(_keys(films, rows, kinds)):
+            seen[number] |= any(key in record.keys[_stored_as(kind)] for kind, key in film)
+            unknown[number] |= not any(kind in conclusive for kind, _ in film)
+    return seen, unknown & ~seen
+
+
+def _is_conclusive(kind: str, record: _Record, films: Films) -> bool:
+    """Whether a film whose key of this kind is not in the record is known to be another film.
+
+    Bare keys do not say what they are of: they count as this kind where some film of the data has such a key.
+    """
+    if kind not in _OLD:
+        return kind in record.complete
+    keys = _keys(films, np.arange(len(films)), [kind]) if "" in record.complete else []
+    return any(key in record.keys[""] for film in keys for _, key in film)
+
+
+def _stored_as(kind: str) -> str:
+    return "" if kind in _OLD else kind
+
+
+def _kinds(films: Films) -> list[str]:
+    """The kinds of keys that these films may have."""
+    old = [_OLD_PIXELS, _OLD_PATH] if DIGEST in films.manifest.table else [_OLD_PATH]
+    if not isinstance(films, PackedFilms):
+        return [FILE, *old]
+    settings = films.summary.settings
+    return [FILE, f"packed-{settings.size}-{settings.bits}-{settings.fit}-{settings.voi}", *old]
+
+
+def _keys(films: Films, rows: Rows, kinds: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """For each film its keys with their kinds; a film that has none of a kind lacks it."""
+    columns = [(kind, _column(films.manifest, rows, kind)) for kind in kinds]
+    return [[(kind, keys[row]) for kind, keys in columns if keys[row]] for row in range(len(rows))]
+
+
+def _column(manifest: Manifest, rows: Rows, kind: str) -> list[str]:
+    if kind == FILE:
+        return _file_keys(manifest, rows)
+    name = "image" if kind == _OLD_PATH else DIGEST
+    values = [str(value) for value in manifest.table[name].iloc[rows]]
+    return [sha256_text(value)[:24] for value in values] if kind in _OLD else values
+
+
+def _file_keys(manifest: Manifest, rows: Rows) -> list[str]:
+    """Those that a pack keeps; the others from the files, empty where there is none."""
+    table = manifest.table
+    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if FILE_DIGEST in table else [""] * len(rows)
+    lacking = [number for number, key in enumerate(keys) if not key]
+    if lacking:
+        with ThreadPoolExecutor(_READERS) as readers:  # reading waits for the disk
+            digests = readers.map(lambda number: _digest_of(manifest, int(rows[number])), lacking)
+            for number, digest in zip(lacking, track(digests, "film keys", len(lacking), "films"), strict=True):
+                keys[number] = digest
+    return keys
+
+
+def _digest_of(manifest: Manifest, row: int) -> str:
+    try:
+        path = manifest.path(row)
+        status = path.stat()
+        return _file_digest(path, status.st_size, status.st_mtime_ns)
+    except (OSError, UserError):  # no such file, or a link out of the root: whoever reads the film will say so
+        return ""
+
+
+@lru_cache(maxsize=1 << 20)
+def _file_digest(path: Path, _size: int, _modified: int) -> str:
+    """Once for each film in a process: several seeds and folds ask for the same."""
+    return file_digest(path.read_bytes())
