@@ -6,8 +6,8 @@ be compared between packs of equal settings only; it stands in where the source 
 
 A run and a detector keep ``films.txt``, a line of keys (``kind:digest``) for each film they were trained on, and in
 ``pretrain/films.txt`` the films of the weights they started from. Keys are one-way: they tell nothing about a film to
-who does not have it. Version 0.1 wrote bare keys that do not say of what: those can show that a film was seen, and that
-it was not only where other films of the same data match.
+who does not have it. Earlier versions wrote bare keys that do not say of what: those can show that a film was seen, and
+that it was not only where other films of the same data match.
 
 A copy in another format or re-compressed is another file, and nothing here finds it; ``afire data check`` does.
 """
@@ -37,7 +37,7 @@ BEHIND = "pretrain"  # folder with the record of the weights that a run or a det
 _FITTED = "adapt"  # folder of a detector with the record of its own training
 _CHECKPOINTS = "checkpoints"
 FILE = "file"
-_OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of version 0.1: hashes of a pack's digest, of a path
+_OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of earlier versions: hashes of a pack's digest, of a path
 _OLD = (_OLD_PIXELS, _OLD_PATH)
 _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no film
 _READERS = 8

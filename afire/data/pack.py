@@ -237,7 +237,7 @@ def _finish(
     table = manifest.table.iloc[rows].copy()
     table[ROW] = rows
     table[DIGEST] = [results[row]["digest"] for row in rows]
-    files = [results[row].get("file", "") for row in rows]  # a pack that version 0.1 began has none
+    files = [results[row].get("file", "") for row in rows]  # a pack begun by an earlier version has none
     if any(files):
         table[FILE_DIGEST] = files
     packed = make_manifest(table, manifest.root, {**manifest.info, "pack": asdict(settings)})

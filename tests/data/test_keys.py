@@ -52,7 +52,7 @@ def forms(manifest: Manifest, folder: Path) -> dict[str, Films]:
 
 
 def without_file_keys(films: PackedFilms) -> PackedFilms:
-    """The same pack as version 0.1 wrote it."""
+    """The same pack as earlier versions wrote it."""
     old = read_manifest(films.folder / MANIFEST)
     write_manifest(Manifest(old.table.drop(columns=FILE_DIGEST), old.root, old.info), films.folder / MANIFEST)
     return PackedFilms(films.folder)
@@ -103,7 +103,7 @@ def test_an_old_pack_whose_films_are_gone_answers_packs_of_its_settings_only(
     assert films_seen(tmp_path / "run", other, np.arange(10)) == Seen(10, 0, 10)
 
 
-def test_records_of_version_0_1(manifest: Manifest, tmp_path: Path) -> None:
+def test_records_of_earlier_versions(manifest: Manifest, tmp_path: Path) -> None:
     """Bare keys, of pixels for a pack and of paths for a manifest."""
     films, decoded = packed(manifest, tmp_path / "pack"), DecodedFilms(manifest, 32)
     other = packed(manifest, tmp_path / "other", PackSettings(size=16))
