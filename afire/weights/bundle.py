@@ -64,7 +64,10 @@ class Bundle:
 
     def encoder_file(self, network: Network = "teacher") -> Path:
         """The file of the teacher's or the student's encoder."""
-        return part_file(self.folder, "encoder" if network == "teacher" else "student")
+        part = "encoder" if network == "teacher" else "student"
+        if part not in self.about["parts"]:
+            raise UserError(f"{self.folder} holds no {network}; it has {', '.join(self.about['parts'])}.")
+        return part_file(self.folder, part)
 
 
 def part_file(folder: Path, part: str) -> Path:
@@ -88,6 +91,7 @@ def open_bundle(folder: Path) -> Bundle:
     require_folder(folder, "bundle")
     about = _read_config(folder)
     content = check_files(folder)
+    _check_listed(folder, about)
     settings = about.get("settings")
     if not isinstance(settings, Mapping):
         raise UserError(f"{folder / CONFIG} holds no settings; export the bundle again.")
@@ -121,10 +125,9 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
 
 def list_files(folder: Path) -> dict[str, Any]:
     """What ``manifest.json`` holds: size and SHA-256 of every file of the bundle, and a hash of the list."""
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {
         name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)}
-        for name in names
+        for name in sorted(_file_names(folder))
         if name != MANIFEST
     }
     return {_VERSION_KEY: FORMAT, "hash": _list_hash(files), "files": files}
@@ -141,7 +144,7 @@ def check_files(folder: Path) -> str:
         if content != _list_hash(manifest["files"]) or version != FORMAT or CONFIG not in files:
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{folder / MANIFEST} was altered or is torn; get the bundle again.") from None
+        raise UserError(f"{folder / MANIFEST} was altered or is truncated; get the bundle again.") from None
     for name, (size, expected) in files.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
             raise UserError(f"{folder / MANIFEST} names {name}, which lies outside the bundle; do not use it.")
@@ -153,11 +156,32 @@ def check_files(folder: Path) -> str:
     return str(content)
 
 
+def _check_listed(folder: Path, about: Mapping[str, Any]) -> None:
+    """Nothing that the bundle names or that lies where its files lie may be missing in the manifest: it has no hash."""
+    parts = about.get("parts")
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise UserError(f"{folder / CONFIG} names no parts; export the bundle again.")
+    own = {CARD, PREPROCESSING, *(part_file(Path(), part).as_posix() for part in parts)}
+    listed = set(read_json(folder / MANIFEST)["files"])
+    unhashed = sorted(own - listed) + [name for name in unlisted_files(folder) if _is_own(name)]
+    if unhashed:
+        raise UserError(f"{folder / MANIFEST} does not list {unhashed[0]}, so nothing vouches for it; do not use it.")
+
+
+def _is_own(name: str) -> bool:
+    """Whether a file lies where a bundle has its own; a disk's hidden leftovers (.DS_Store) are nobody's."""
+    path = PurePosixPath(name)
+    return path.parts[0] in (DETECTOR, SAMPLE) and not path.name.startswith(".")
+
+
 def unlisted_files(folder: Path) -> list[str]:
     """Files beside the bundle's own, which nothing reads: a hub's or a disk's leftovers."""
     listed = set(read_json(folder / MANIFEST)["files"]) | {MANIFEST}
-    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in found if name not in listed)
+    return sorted(name for name in _file_names(folder) if name not in listed)
+
+
+def _file_names(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def split_parts(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:

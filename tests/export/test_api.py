@@ -35,7 +35,7 @@ def test_the_lines_of_the_readme_run(full_bundle: Path, tmp_path: Path, monkeypa
     names: dict[str, object] = {}
     exec(lines, names)
     assert names["tokens"].shape == (2, 16, 16) and names["vector"].shape == (2, 16)  # type: ignore[attr-defined]
-    assert names["drawn"].shape == (2, 1, 32, 32)  # type: ignore[attr-defined]
+    assert names["restored"].shape == (2, 1, 32, 32)  # type: ignore[attr-defined]
     assert np.isfinite(names["score"]).all() and names["score"].shape == (2,)  # type: ignore[call-overload,attr-defined]
 
 

@@ -1,6 +1,6 @@
 """Bundles are made where they are written; here they are read."""
 
-from tests.export.conftest import bundle_folder, copy_of, run_folder
+from tests.export.conftest import bundle_folder, copy_of, detector_folder, full_bundle, run_folder
 from tests.tasks.conftest import films, packed, smallest
 
-__all__ = ["bundle_folder", "copy_of", "films", "packed", "run_folder", "smallest"]
+__all__ = ["bundle_folder", "copy_of", "detector_folder", "films", "full_bundle", "packed", "run_folder", "smallest"]

@@ -11,6 +11,7 @@ import pytest
 
 import afire
 from afire.errors import UserError
+from afire.weights import bundle as bundles
 from afire.weights.bundle import MANIFEST, is_bundle, list_files, open_bundle, unlisted_files
 from afire.weights.open import open_weights, start_from
 
@@ -110,12 +111,60 @@ def test_names_stay_inside(bundle_folder: Path, copy_of: Callable[[Path], Path])
     manifest = list_files(folder)
     (folder.parent / "outside").write_text("x")
     manifest["files"]["../outside"] = {"bytes": 1, "sha256": "0"}
-    from afire.weights import bundle
-
-    manifest["hash"] = bundle._list_hash(manifest["files"])
+    manifest["hash"] = bundles._list_hash(manifest["files"])
     (folder / MANIFEST).write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="outside the bundle"):
         open_bundle(folder)
+
+
+def unlist(folder: Path, *names: str) -> None:
+    """Take files out of the manifest, which stays right in itself."""
+    manifest = list_files(folder)
+    for name in names:
+        del manifest["files"][name]
+    manifest["hash"] = bundles._list_hash(manifest["files"])
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("name", ["decoder.safetensors", "sample/expected.safetensors", "preprocessing.json"])
+def test_a_file_that_the_manifest_does_not_list_is_not_read(
+    bundle_folder: Path, copy_of: Callable[[Path], Path], name: str
+) -> None:
+    """Else it would be read without a hash."""
+    folder = copy_of(bundle_folder)
+    unlist(folder, name)
+    for open_it in (open_bundle, afire.load):
+        with pytest.raises(UserError, match=rf"manifest\.json does not list {name}"):
+            open_it(folder)
+
+
+@pytest.mark.parametrize("names", [["detector/model.safetensors"], ["detector/detector.json"], []])
+def test_a_detector_that_was_put_in_later_is_refused(
+    full_bundle: Path, copy_of: Callable[[Path], Path], names: list[str]
+) -> None:
+    folder = copy_of(full_bundle)
+    unlist(folder, *(names or [name for name in list_files(folder)["files"] if name.startswith("detector/")]))
+    with pytest.raises(UserError, match=r"manifest\.json does not list detector/"):
+        afire.load(folder)
+
+
+@pytest.mark.parametrize("parts", [["../outside"], ["encoder", "decoy"], "encoder", [3], None])
+def test_parts_are_those_of_the_manifest(bundle_folder: Path, copy_of: Callable[[Path], Path], parts: object) -> None:
+    folder = copy_of(bundle_folder)
+    rewrite(folder, lambda about: about.update(parts=parts))
+    (folder / "decoy.safetensors").write_bytes((folder / "decoder.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"manifest\.json does not list|names no parts"):
+        open_bundle(folder)
+
+
+def test_a_network_that_the_bundle_does_not_name_is_not_read(
+    bundle_folder: Path, copy_of: Callable[[Path], Path]
+) -> None:
+    folder = copy_of(bundle_folder)
+    rewrite(folder, lambda about: about["parts"].remove("student"))
+    unlist(folder, "student.safetensors")
+    with pytest.raises(UserError, match="holds no student; it has encoder, head"):
+        _ = open_weights(folder, network="student").trunk
 
 
 def test_what_a_hub_leaves_beside_is_seen_and_not_minded(
