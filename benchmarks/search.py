@@ -15,20 +15,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from concurrent.futures import ThreadPoolExecutor
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from steps import call, merged
+from steps import ENVIRONMENT, is_finished, merged
+
+from afire.studies.steps import Command, Ended, Event, Report, Step, log_steps, run_steps
 
 HERE = Path(__file__).parent
 SETS = ("childcxr", "nih")
 FRACTIONS = (0.01, 0.1)
 FEWEST_POSITIVES = 20  # of a NIH finding in the judged part; below, its AUC is noise
 DRAWS = (0, 1, 2)  # of the labelled films
+JUDGED = "judged.json"  # what is written last
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Candidate:
         return f"{self.name}-seed{self.seed}"
 
 
-def main() -> None:
+def arguments() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(description="Search settings on development films.")
     words.add_argument("--packs", required=True, help="packs of the joined sets without the pixels: packs/both-")
     words.add_argument("--split", type=Path, required=True)
@@ -55,7 +57,11 @@ def main() -> None:
     words.add_argument("--jobs", type=int, default=2)
     words.add_argument("--set", action="append", default=[], help="a setting for all, as in afire pretrain")
     words.add_argument("--judge", type=Path, help=argparse.SUPPRESS)  # a finished candidate, in a process of its own
-    given = words.parse_args()
+    return words
+
+
+def main() -> None:
+    given = arguments().parse_args()
     if given.judge:
         judge(given.judge, Path(given.packs), given.split)
         return
@@ -64,10 +70,21 @@ def main() -> None:
     seeds = [int(seed) for seed in given.seeds.split(",")]
     todo = [_candidate(plan, name, seed) for seed in seeds for name in names]
     given.out.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for one, code in zip(todo, pool.map(lambda one: _run(one, plan, given), todo), strict=True):
-            print(f"{one.folder}: {'done' if code == 0 else f'failed with {code}, see its log'}", flush=True)
-            write_table(given.out)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    trainings = [Train(candidate, plan, given) for candidate in todo]
+    steps: list[Step] = [step for training in trainings for step in (training, Judge(training))]
+    run_steps(steps, _tabulate(given.out, log_steps(len(steps))), jobs=given.jobs)
+
+
+def _tabulate(out: Path, log: Report) -> Report:
+    """The log, and the table anew with every candidate that is judged."""
+
+    def report(event: Event) -> None:
+        log(event)
+        if isinstance(event.step, Judge) and event.kind in ("done", "before"):
+            write_table(out)
+
+    return report
 
 
 def _candidate(plan: dict[str, Any], name: str, seed: int) -> Candidate:
@@ -75,43 +92,58 @@ def _candidate(plan: dict[str, Any], name: str, seed: int) -> Candidate:
     return Candidate(name, found["title"], found["settings"], found.get("pixels", 128), seed)
 
 
-def _run(one: Candidate, plan: dict[str, Any], given: argparse.Namespace) -> int:
-    """Train and judge one candidate, or read that it is done; an exit code."""
-    folder = given.out / one.folder
-    if (folder / "judged.json").exists():
-        return 0
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = folder / "settings.yaml"
-    settings.write_text(yaml.safe_dump(merged(plan["base"], one.settings), sort_keys=False), encoding="utf-8")
-    (folder / "candidate.json").write_text(json.dumps({"name": one.name, "title": one.title, "seed": one.seed}))
-    pack, run = f"{given.packs}{one.pixels}", folder / "run"
-    train = [sys.executable, "-m", "afire", "pretrain", "--data", pack, "--split", given.split, "--out", run]
-    train += ["--preset", plan["preset"], "--config", settings, "--seed", one.seed, "--set", "run.picture_epochs=0"]
-    train += ["--set", "run.keep_checkpoints=1", *[word for text in given.set for word in ("--set", text)]]
-    train += ["--resume"] if (run / "config.yaml").exists() else []
-    weigh = [sys.executable, __file__, "--packs", pack, "--split", given.split, "--out", given.out, "--judge", folder]
-    finished = (run / "summary.json").exists() and json.loads((run / "summary.json").read_text())[
-        "status"
-    ] == "finished"
-    for command in ([] if finished else [train]) + [weigh]:
-        code, seconds = call(command, folder / "log.txt")
-        if command is train:
-            _add_seconds(folder, seconds)
-        if code:
-            return code
-    return 0
+class Train(Step):
+    """Pre-training of a candidate; ``seconds.json`` adds up the processor seconds of all its starts."""
+
+    def __init__(self, candidate: Candidate, plan: dict[str, Any], given: argparse.Namespace) -> None:
+        self.candidate, self.plan, self.given = candidate, plan, given
+        self.name, self.folder = f"train {candidate.folder}", Path(given.out) / candidate.folder
+
+    def is_done(self) -> bool:
+        return (self.folder / JUDGED).exists() or is_finished(self.folder / "run" / "summary.json")
+
+    def is_begun(self) -> bool:
+        return (self.folder / "run" / "config.yaml").exists()
+
+    def command(self, slot: int) -> Command:
+        candidate, plan, given, folder = self.candidate, self.plan, self.given, self.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = folder / "settings.yaml"
+        changes = merged(plan["base"], candidate.settings)
+        settings.write_text(yaml.safe_dump(changes, sort_keys=False), encoding="utf-8")
+        about = {"name": candidate.name, "title": candidate.title, "seed": candidate.seed}
+        (folder / "candidate.json").write_text(json.dumps(about))
+        words = ["pretrain", "--data", f"{given.packs}{candidate.pixels}", "--split", given.split]
+        words += ["--preset", plan["preset"], "--config", settings, "--seed", candidate.seed, "--out", folder / "run"]
+        words += ["--set", "run.picture_epochs=0", "--set", "run.keep_checkpoints=1"]
+        words += [*[word for text in given.set for word in ("--set", text)], *(["--resume"] if self.is_begun() else [])]
+        return Command([str(word) for word in words], folder / "log.txt", folder, environment=ENVIRONMENT)
+
+    def ended(self, how: Ended) -> bool:
+        file = self.folder / "seconds.json"
+        earlier = json.loads(file.read_text()) if file.exists() else 0.0
+        file.write_text(json.dumps(round(earlier + how.processor_seconds, 1)))
+        return how.code == 0 and self.is_done()
 
 
-def _add_seconds(folder: Path, seconds: float) -> None:
-    """Add up what the training took, over all its starts."""
-    file = folder / "seconds.json"
-    earlier = json.loads(file.read_text()) if file.exists() else 0.0
-    file.write_text(json.dumps(round(earlier + seconds, 1)))
+class Judge(Step):
+    """Probes and detection of a trained candidate: this file with ``--judge``, in a process of its own."""
+
+    def __init__(self, train: Train) -> None:
+        self.train, self.name, self.needs = train, f"judge {train.candidate.folder}", (train.name,)
+
+    def is_done(self) -> bool:
+        return (self.train.folder / JUDGED).exists()
+
+    def command(self, slot: int) -> Command:
+        given, folder = self.train.given, self.train.folder
+        pack = f"{given.packs}{self.train.candidate.pixels}"
+        words = ["--packs", pack, "--split", str(given.split), "--out", str(given.out), "--judge", str(folder)]
+        return Command(words, folder / "log.txt", folder, module=str(HERE / "search.py"), environment=ENVIRONMENT)
 
 
 def judge(folder: Path, pack: Path, split_file: Path) -> None:
     """Probe and detect with a trained candidate on the held-out development films of each set."""
-    import logging
     import tempfile
 
     from afire.config import load_config
@@ -152,7 +184,7 @@ def judge(folder: Path, pack: Path, split_file: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     seconds = json.loads((folder / "seconds.json").read_text())
     facts = {"found": found, "seconds": seconds, "health": summary["health"], "losses": summary["losses"]}
-    (folder / "judged.json").write_text(json.dumps(facts, indent=2))
+    (folder / JUDGED).write_text(json.dumps(facts, indent=2))
 
 
 def criterion(found: dict[str, float]) -> dict[str, float]:
@@ -166,7 +198,7 @@ def criterion(found: dict[str, float]) -> dict[str, float]:
 def write_table(out: Path) -> None:
     """All judged candidates, best first, as JSON and Markdown."""
     rows = []
-    for path in sorted(out.glob("*/judged.json")):
+    for path in sorted(out.glob(f"*/{JUDGED}")):
         facts, who = json.loads(path.read_text()), json.loads((path.parent / "candidate.json").read_text())
         rows.append({**who, "criterion": criterion(facts["found"]), **facts})
     rows.sort(key=lambda row: -row["criterion"]["mean"])

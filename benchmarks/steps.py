@@ -1,12 +1,14 @@
-"""What the search and the study share: settings laid over each other, and commands whose processor time is told."""
+"""What the search and the study share: settings laid over each other, one thread a step, and when a run is finished."""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+# One thread unless the user says otherwise: several steps run side by side.
+ENVIRONMENT = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 
 def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -17,12 +19,6 @@ def merged(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def call(words: Sequence[object], log: Path, folder: Path | None = None) -> tuple[int, float]:
-    """Run a command, one thread unless OMP_NUM_THREADS says otherwise; its exit code and its processor seconds."""
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    with log.open("a") as stream:
-        process = subprocess.Popen(
-            [str(word) for word in words], cwd=folder, stdout=stream, stderr=stream, env=environment
-        )
-        _, status, usage = os.wait4(process.pid, 0)  # tells the time of this child alone
-    return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+def is_finished(summary: Path) -> bool:
+    """Whether the ``summary.json`` of a pre-training says so; one that was stopped writes it as well."""
+    return summary.exists() and bool(json.loads(summary.read_text(encoding="utf-8"))["status"] == "finished")

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shlex
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from steps import call, merged
+from steps import ENVIRONMENT, is_finished, merged
+
+from afire.studies.steps import Command, Ended, Step, log_steps, run_steps
 
 HERE = Path(__file__).parent
 SETS = ("childcxr", "nih", "shenzhen")
@@ -33,7 +34,7 @@ RESUMABLE = ("pretrain", "finetune", "segment", "detect fit")
 
 
 @dataclass(frozen=True)
-class Step:
+class Planned:
     """One command. It is finished when ``marker`` exists, and may start when all of ``needs`` are finished."""
 
     name: str
@@ -46,22 +47,22 @@ class Step:
         return any(" ".join(self.words).startswith(kind) for kind in RESUMABLE)
 
 
-def steps(data: Path, plan: dict[str, Any], pixels: int = PIXELS) -> Iterator[Step]:
+def steps(data: Path, plan: dict[str, Any], pixels: int = PIXELS) -> Iterator[Planned]:
     """All steps in an order in which they can run."""
     for name in SETS:
         kind = "lungmasks" if name == "shenzhen" else name
         build = ("data", "build", kind, "--root", str(data / name), "--out", f"{name}.parquet")
-        yield Step(f"build-{name}", build, (), f"{name}.parquet")
+        yield Planned(f"build-{name}", build, (), f"{name}.parquet")
         split = ("data", "split", "--data", f"{name}.parquet", *SHARES[name], "--out", f"splits/{name}")
-        yield Step(f"split-{name}", split, (f"build-{name}",), f"splits/{name}/split.json")
+        yield Planned(f"split-{name}", split, (f"build-{name}",), f"splits/{name}/split.json")
         yield _pack(name, f"build-{name}", pixels)
     join = ["data", "join", "--out", "both.parquet"]
     for name in ("childcxr", "nih"):
         join += ["--data", f"{name}.parquet", "--split", f"splits/{name}/split.json"]
-    yield Step("join", tuple(join), ("split-childcxr", "split-nih"), "both.parquet")
+    yield Planned("join", tuple(join), ("split-childcxr", "split-nih"), "both.parquet")
     yield _pack("both", "join", pixels)
     split = ("data", "split", "--data", "packs/both", "--out", "splits/both")
-    yield Step("split-both", split, ("pack-both",), "splits/both/split.json")
+    yield Planned("split-both", split, ("pack-both",), "splits/both/split.json")
     starts = [Start("random", "random weights", "random", _network(plan), ())]
     for name, method in plan["methods"].items():
         yield from _pretrain(name, method["settings"], plan)
@@ -73,18 +74,18 @@ def steps(data: Path, plan: dict[str, Any], pixels: int = PIXELS) -> Iterator[St
     yield from _comparisons(plan)
 
 
-def _pack(name: str, needs: str, pixels: int) -> Step:
+def _pack(name: str, needs: str, pixels: int) -> Planned:
     words = ("data", "pack", "--data", f"{name}.parquet", "--out", f"packs/{name}", "--size", str(pixels))
-    return Step(f"pack-{name}", words, (needs,), f"packs/{name}/pack.json")
+    return Planned(f"pack-{name}", words, (needs,), f"packs/{name}/pack.json")
 
 
-def _pretrain(name: str, settings: dict[str, Any], plan: dict[str, Any]) -> Iterator[Step]:
+def _pretrain(name: str, settings: dict[str, Any], plan: dict[str, Any]) -> Iterator[Planned]:
     changes = _flat(merged(merged(plan["schedule"], plan["chosen"]), settings))
     for seed in plan["seeds"]:
         run = f"runs/{name}-{seed}"
         words: tuple[str, ...] = ("pretrain", "--data", "packs/both", "--split", "splits/both/split.json")
         words += ("--preset", plan["preset"], *_sets(changes), "--seed", str(seed), "--out", run)
-        yield Step(f"pretrain-{name}-{seed}", words, ("split-both",), f"{run}/summary.json")
+        yield Planned(f"pretrain-{name}-{seed}", words, ("split-both",), f"{run}/summary.json")
 
 
 @dataclass(frozen=True)
@@ -105,33 +106,33 @@ class Start:
         return (*self.needs, f"pack-{place}", f"split-{place}")
 
 
-def _probe(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+def _probe(start: Start, plan: dict[str, Any]) -> Iterator[Planned]:
     out = f"results/probe-{start.name}"
     words = ("probe", *start.words("childcxr"), *_seeds(plan, "probe"), "--labels", "abnormal")
     words += ("--fraction", "1,10,100", "--no-cache", "--out", out, *(("--name", start.title) if start.title else ()))
-    yield Step(f"probe-{start.name}", words, start.ready("childcxr"), f"{out}/100pct/result.json")
+    yield Planned(f"probe-{start.name}", words, start.ready("childcxr"), f"{out}/100pct/result.json")
     if start.name == "random":
         for trivial in TRIVIAL:
             yield from _probe(Start(trivial, "", trivial, (), ()), plan)
 
 
-def _finetune(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+def _finetune(start: Start, plan: dict[str, Any]) -> Iterator[Planned]:
     """All labels, and few of them, for which an epoch has more than one step."""
     for kind, fractions, marker in (("finetune", "100", ""), ("finetune-few", "1,10", "10pct/")):
         out = f"results/{kind}-{start.name}"
         words = ("finetune", *start.words("nih"), "--recipe", "nih14", "--fraction", fractions)
         words += (*_seeds(plan, kind), *_sets(plan[kind]), "--name", start.title, "--out", out)
-        yield Step(f"{kind}-{start.name}", words, start.ready("nih"), f"{out}/{marker}result.json")
+        yield Planned(f"{kind}-{start.name}", words, start.ready("nih"), f"{out}/{marker}result.json")
 
 
-def _segment(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+def _segment(start: Start, plan: dict[str, Any]) -> Iterator[Planned]:
     out = f"results/segment-{start.name}"
     words = ("segment", *start.words("shenzhen"), "--recipe", "lungs", *_seeds(plan, "segment"))
     words += (*_sets(plan["segment"]), "--name", start.title, "--out", out)
-    yield Step(f"segment-{start.name}", words, start.ready("shenzhen"), f"{out}/result.json")
+    yield Planned(f"segment-{start.name}", words, start.ready("shenzhen"), f"{out}/result.json")
 
 
-def _detect(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
+def _detect(start: Start, plan: dict[str, Any]) -> Iterator[Planned]:
     """On each set a detector for each seed, and one evaluation of them all."""
     for place in SETS:
         models: list[str] = []
@@ -141,22 +142,22 @@ def _detect(start: Start, plan: dict[str, Any]) -> Iterator[Step]:
             epochs = f"training.epochs={plan['scratch'][place]}" if scratch else f"adapt.epochs={plan['adapt'][place]}"
             words = tuple(word.replace("{seed}", str(seed)) for word in start.words(place))
             words = ("detect", "fit", *words, "--seed", str(seed), "--set", epochs, "--out", out)
-            yield Step(f"fit-{place}-{start.name}-{seed}", words, start.ready(place), f"{out}/detector.json")
+            yield Planned(f"fit-{place}-{start.name}-{seed}", words, start.ready(place), f"{out}/detector.json")
             models += ["--model", out]
         out = f"results/detect-{place}-{start.name}"
         fitted = tuple(f"fit-{place}-{start.name}-{seed}" for seed in plan["seeds"])
         words = ("detect", "eval", *models, *start.words(place)[-4:], "--name", start.title, "--out", out)
-        yield Step(f"eval-{place}-{start.name}", words, fitted, f"{out}/result.json")
+        yield Planned(f"eval-{place}-{start.name}", words, fitted, f"{out}/result.json")
 
 
-def _comparisons(plan: dict[str, Any]) -> Iterator[Step]:
+def _comparisons(plan: dict[str, Any]) -> Iterator[Planned]:
     """Tables of each task: random weights first, which the others are compared with."""
     names = ("random", *plan["methods"])
     for task in ("probe", "finetune", "finetune-few", "segment", *(f"detect-{place}" for place in SETS)):
         rows = [f"{task}-{name}" for name in (*names, *(TRIVIAL if task == "probe" else ()))]
         words = ("compare", *[f"results/{row}" for row in rows], "--out", f"compare/{task}")
         needs = tuple(row.replace("detect-", "eval-") for row in rows)
-        yield Step(f"compare-{task}", words, needs, f"compare/{task}/comparison.md")
+        yield Planned(f"compare-{task}", words, needs, f"compare/{task}/comparison.md")
 
 
 def _network(plan: dict[str, Any]) -> tuple[str, ...]:
@@ -177,63 +178,45 @@ def _sets(changes: list[str]) -> tuple[str, ...]:
     return tuple(word for change in changes for word in ("--set", change.replace('"', "")))
 
 
-class Study:
-    """Runs steps side by side, each once, in the order of their needs."""
+class StudyStep(Step):
+    """A command of the study, in its folder; ``times.jsonl`` tells what every start of it took."""
 
-    def __init__(self, out: Path, todo: list[Step], jobs: int) -> None:
-        self.out, self.jobs = out, jobs
-        self.waiting = {step.name: step for step in todo}
-        self.done: set[str] = set()
-        self.failed: set[str] = set()
-        self.turn = threading.Condition()
+    def __init__(self, planned: Planned, out: Path) -> None:
+        self.planned, self.out = planned, out
+        self.name, self.needs = planned.name, planned.needs
+        self.log = out / "logs" / f"{planned.name}.log"
+        self.time = ""
 
-    def run(self) -> int:
-        (self.out / "logs").mkdir(parents=True, exist_ok=True)
-        workers = [threading.Thread(target=self._work) for _ in range(self.jobs)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        for name in self.waiting:
-            print(f"{name}: not run, it needs what failed")
-        return 1 if self.failed or self.waiting else 0
+    def is_done(self) -> bool:
+        marker = self.out / self.planned.marker
+        return is_finished(marker) if marker.name == "summary.json" else marker.exists()
 
-    def _work(self) -> None:
-        while (step := self._next()) is not None:
-            fine = self._is_done(step) or self._call(step)
-            with self.turn:
-                (self.done if fine else self.failed).add(step.name)
-                self.turn.notify_all()
+    def is_begun(self) -> bool:
+        return self.planned.resumable and self.log.exists()
 
-    def _next(self) -> Step | None:
-        """The first step that can start; waits for one that others still work on, None when there is none left."""
-        with self.turn:
-            while True:
-                for name, step in self.waiting.items():
-                    if all(need in self.done for need in step.needs):
-                        return self.waiting.pop(name)
-                hopeful = [s for s in self.waiting.values() if not any(need in self.failed for need in s.needs)]
-                if not hopeful or not self.turn.wait(timeout=3600):
-                    return None
+    def command(self, slot: int) -> Command:
+        words = (*self.planned.words, *(("--resume",) if self.is_begun() else ()))
+        lock = self.out / "locks" / self.name
+        return Command(words, self.log, lock, folder=self.out, environment=ENVIRONMENT)
 
-    def _call(self, step: Step) -> bool:
-        log = self.out / "logs" / f"{step.name}.log"
-        begun = step.resumable and log.exists()
-        words = [sys.executable, "-m", "afire", *step.words, *(["--resume"] if begun else [])]
-        started = time.monotonic()
-        code, seconds = call(words, log, self.out)
-        minutes = seconds / 60
-        with self.turn, (self.out / "times.jsonl").open("a", encoding="utf-8") as times:
-            times.write(json.dumps({"step": step.name, "core_minutes": round(minutes, 2), "code": code}) + "\n")
-        told = "done" if code == 0 else f"exit code {code}, see {log}"
-        print(f"{step.name}: {told}; {minutes:.1f} core-minutes in {(time.monotonic() - started) / 60:.1f}", flush=True)
-        return code == 0 and self._is_done(step)
+    def ended(self, how: Ended) -> bool:
+        minutes = how.processor_seconds / 60
+        with (self.out / "times.jsonl").open("a", encoding="utf-8") as times:
+            times.write(json.dumps({"step": self.name, "core_minutes": round(minutes, 2), "code": how.code}) + "\n")
+        self.time = f"{minutes:.1f} core-minutes in {how.seconds / 60:.1f}"
+        return how.code == 0 and self.is_done()
 
-    def _is_done(self, step: Step) -> bool:
-        marker = self.out / step.marker
-        if marker.name == "summary.json" and marker.exists():  # also written by a pre-training that was stopped
-            return bool(json.loads(marker.read_text())["status"] == "finished")
-        return marker.exists()
+    def summary(self) -> str:
+        return f"done; {self.time}"
+
+
+def run_study(planned: list[Planned], out: Path, jobs: int) -> int:
+    """Run the steps side by side, each once, in the order of their needs; an exit code."""
+    out.mkdir(parents=True, exist_ok=True)
+    outcome = run_steps([StudyStep(step, out) for step in planned], log_steps(len(planned)), jobs=jobs)
+    if outcome.signal:
+        return 128 + outcome.signal
+    return 1 if outcome.failed or outcome.skipped else 0
 
 
 def main() -> int:
@@ -256,7 +239,8 @@ def main() -> int:
         for step in todo:
             print("afire", shlex.join(step.words))
         return 0
-    return Study(given.out, todo, given.jobs).run()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    return run_study(todo, given.out, given.jobs)
 
 
 if __name__ == "__main__":

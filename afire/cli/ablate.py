@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afire.cli.options import Quiet, Verbose
-
-if TYPE_CHECKING:
-    from afire.tasks.compare import Comparison
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from afire.cli.options import ConfigFile, Data, Device, Preset, Root, Seeds, Set, SplitFile
+from afire.cli.options import ConfigFile, Data, Device, Preset, Quiet, Root, Seeds, Set, SplitFile, Verbose
 
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
-    from afire.studies.ablation_run import Outcome, Workers
+    from afire.studies.ablation_run import Workers
     from afire.studies.ablation_table import AblationTable
+    from afire.studies.steps import Outcome
+    from afire.tasks.compare import Comparison
 
 
 def compare(
@@ -126,6 +121,7 @@ def ablate(
     from afire.files import folder_lock
     from afire.studies.ablation_grid import begin_study, choose_rows, open_study, plan_trials
     from afire.studies.ablation_run import plan_workers, run_trials
+    from afire.studies.steps import log_steps
 
     chosen = choose_rows(rows)
     study = open_study(
@@ -145,9 +141,9 @@ def ablate(
     with folder_lock(out, "the study in"):
         begin_study(study)
         _say_start(len(chosen), trials, waiting, workers)
-        outcome = run_trials(study, waiting, workers, _report(len(trials), len(trials) - len(waiting)))
+        outcome = run_trials(study, waiting, workers, log_steps(len(trials), len(trials) - len(waiting)))
         _write_table(study, chosen, trials, quiet)
-    _end(outcome)
+    _end(outcome, waiting)
 
 
 def _say_start(rows: int, trials: list[Trial], waiting: list[Trial], workers: Workers) -> None:
@@ -162,38 +158,6 @@ def _say_start(rows: int, trials: list[Trial], waiting: list[Trial], workers: Wo
         workers.jobs,
         f"{len(workers.gpus)} GPUs" if workers.gpus else f"the CPU, {workers.threads} thread(s) each",
     )
-
-
-def _report(total: int, done_before: int) -> Any:
-    """A line for each trial as it ends."""
-    import logging
-
-    from afire.progress import format_seconds
-    from afire.studies.ablate_detect import DETECTION
-
-    logger = logging.getLogger("afire")
-    ended = done_before
-
-    def report(trial: Trial, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
-        nonlocal ended
-        ended += 1
-        ahead = f"; about {format_seconds(left)} left" if left is not None else ""
-        if result is None:
-            logger.warning("[%d/%d] %s failed: %s%s", ended, total, trial.name, failure, ahead)
-            return
-        took = format_seconds(sum(result["seconds"].values()))
-        logger.info(
-            "[%d/%d] %s: probe AUC %.3f, detection AUC %.3f, %s%s",
-            ended,
-            total,
-            trial.name,
-            result["probe"].get("auc", float("nan")),
-            result["detection"][DETECTION],
-            took,
-            ahead,
-        )
-
-    return report
 
 
 def _show_plan(trials: list[Trial], study: Study, workers: Workers) -> None:
@@ -270,13 +234,15 @@ def _show_table(table: AblationTable) -> None:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 
 
-def _end(outcome: Outcome) -> None:
+def _end(outcome: Outcome, trials: list[Trial]) -> None:
     """Exit codes: 128 + the signal that stopped it, 1 when a trial failed."""
     import logging
 
     logger = logging.getLogger("afire")
-    for trial, failure in outcome.failed:
-        logger.warning("failed: %s: %s; its log is %s", trial.name, failure, trial.folder / "log.txt")
+    for trial in trials:
+        if trial.name in outcome.failed:
+            log = trial.folder / "log.txt"
+            logger.warning("failed: %s: %s; its log is %s", trial.name, outcome.failed[trial.name], log)
     if outcome.signal:
         logger.warning("stopped by a signal; the same command goes on from here")
         raise typer.Exit(128 + outcome.signal)

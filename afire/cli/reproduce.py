@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from afire.studies.reproduce.collect import TargetReport
     from afire.studies.reproduce.plan import Request
     from afire.studies.reproduce.protocol import Difference
-    from afire.studies.reproduce.run import Outcome, Report, Step
+    from afire.studies.reproduce.run import PlannedStep
     from afire.studies.reproduce.sets import Target
+    from afire.studies.steps import Outcome
 
 Asked = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
 
@@ -65,8 +66,9 @@ def reproduce(
     from afire.files import folder_lock
     from afire.studies.reproduce.plan import Request, check_films
     from afire.studies.reproduce.plan import plan as plan_steps
-    from afire.studies.reproduce.run import run_steps
+    from afire.studies.reproduce.run import run_planned
     from afire.studies.reproduce.sets import DATASETS, scale_for
+    from afire.studies.steps import log_steps
 
     scale = scale_for(on, quick).changed(
         preset=preset,
@@ -95,7 +97,7 @@ def reproduce(
         _show_plan(steps, out)
         return
     with folder_lock(out, "the reproduction in"):
-        outcome = run_steps(steps, out, _report(len(steps)))
+        outcome = run_planned(steps, out, log_steps(len(steps)))
         _write(request, outcome, reasons, quiet)
     _end(outcome, out)
 
@@ -111,36 +113,13 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
     return targets, reasons
 
 
-def _show_plan(steps: list[Step], out: Path) -> None:
+def _show_plan(steps: list[PlannedStep], out: Path) -> None:
     from afire.studies.reproduce.run import is_done, read_step, step_hashes
 
     hashes = step_hashes(steps, out)
     for step in steps:
         state = "  (done)" if is_done(step, read_step(out, step.name), hashes[step.name]) else ""
         typer.echo(f"# {step.name}{state}\n{step.command}")
-
-
-def _report(count: int) -> Report:
-    """A line as a step begins, and one as it ends."""
-    import logging
-
-    logger = logging.getLogger("afire")
-    number = 0
-
-    def report(step: Step, event: str, sentence: str) -> None:
-        nonlocal number
-        number += event in ("start", "resume", "before", "skipped")
-        where = f"[{number}/{count}] {step.name}"
-        if event in ("start", "resume"):
-            logger.info("%s%s: %s", where, " goes on" if event == "resume" else "", step.command)
-        elif event == "before":
-            logger.info("%s: done before", where)
-        elif event == "done":
-            logger.info("%s: done", where)
-        else:
-            logger.warning("%s %s: %s", where, event, sentence)
-
-    return report
 
 
 def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
@@ -233,8 +212,8 @@ def _end(outcome: Outcome, out: Path) -> None:
     import logging
 
     logger = logging.getLogger("afire")
-    for name, sentence in outcome.failed.items():
-        logger.warning("step %s failed: %s; its log is %s", name, sentence, out / "steps" / f"{name}.log")
+    for name, message in outcome.failed.items():
+        logger.warning("step %s failed: %s; its log is %s", name, message, out / "steps" / f"{name}.log")
     if outcome.signal:
         logger.warning("stopped by a signal; the same command goes on from here")
         raise typer.Exit(128 + outcome.signal)

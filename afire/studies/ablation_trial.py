@@ -1,9 +1,7 @@
-"""How long a trial took over all of its starts, kept beside it so that a kill loses seconds and not minutes.
+"""One trial of an ablation, in a process of its own: train, probe, detect, and last of all ``trial.json``.
 
-One trial of an ablation, in a process of its own: train, probe, detect, and last of all ``trial.json``.
-
-Started by :mod:`afire.studies.ablation_run` as ``python -m afire.studies.ablation_trial TRIAL_FOLDER``, so that a
-crash or a kill ends one trial and no other; it ends when its parent does (:mod:`afire.processes`).
+Started by :mod:`afire.studies.ablation_run` as a step (:mod:`afire.studies.steps`), so that a crash or a kill ends one
+trial and no other. How long it took over all of its starts is kept beside it: a kill loses seconds and not minutes.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from afire.data.pack import Films, open_films
 from afire.data.splits import Split, read_split
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
-from afire.processes import end_with_parent, patient_lock
 from afire.studies.ablate_detect import detection_scores
 from afire.studies.ablation_grid import DETECTION, FORMAT, PROBE, REQUEST, RUN, TRIAL, detection_rows
 from afire.tasks.experiment import StoppedBySignal
@@ -190,10 +187,8 @@ def main(folder: Path) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logger.setLevel(logging.INFO)
     progress.configure("lines")
-    end_with_parent()
     try:
-        with patient_lock(folder, "the trial"):
-            run_trial(folder)
+        run_trial(folder)
     except StoppedBySignal as stopped:
         logger.info("stopped by signal %d after saving", stopped.signal)
         return 128 + stopped.signal

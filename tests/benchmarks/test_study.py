@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import search  # noqa: E402
 import study  # noqa: E402
 import study_tables  # noqa: E402
-from steps import call, merged  # noqa: E402
+from steps import merged  # noqa: E402
 
 from afire.config import changed, load_config  # noqa: E402
+from afire.studies.steps import Ended  # noqa: E402
 from afire.tasks.metrics import auc  # noqa: E402
 from afire.tasks.results import Result, RunResult, estimate, write_result  # noqa: E402
 
@@ -62,48 +64,74 @@ def test_methods_are_settings(name: str) -> None:
     assert by_words == changed(load_config(PLAN["preset"]), settings)
 
 
-class Calls(study.Study):
-    """A study whose commands only make their marker, or fail."""
-
-    def __init__(self, out: Path, todo: list[study.Step], failing: str = "") -> None:
-        super().__init__(out, todo, jobs=2)
-        self.failing, self.called = failing, []  # type: ignore[var-annotated]
-
-    def _call(self, step: study.Step) -> bool:
-        self.called.append(step.name)
-        if step.name == self.failing:
-            return False
-        (self.out / step.marker).write_text("{}")
-        return True
+# Stands in for afire: makes its marker, or fails; notes that it was called.
+PROGRAM = """
+import pathlib, sys
+name, marker = sys.argv[-2:]
+with open("called", "a") as stream:
+    stream.write(name + chr(10))
+if pathlib.Path("fails").exists() and pathlib.Path("fails").read_text() == name:
+    sys.exit(3)
+pathlib.Path(marker).write_text("{}")
+"""
 
 
-def chain() -> list[study.Step]:
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+
+    def replaced(command: list[str], **options: Any) -> Any:
+        return popen([sys.executable, "-c", PROGRAM, *command[-2:]], **options)
+
+    monkeypatch.setattr("afire.studies.steps.subprocess.Popen", replaced)
+
+
+def chain() -> list[study.Planned]:
     needs: dict[str, tuple[str, ...]] = {"a": (), "b": ("a",), "c": ("b",), "d": ("a",), "e": ("c", "d")}
-    return [study.Step(name, ("data",), need, f"{name}.json") for name, need in needs.items()]
+    return [study.Planned(name, (name, f"{name}.json"), need, f"{name}.json") for name, need in needs.items()]
 
 
+def called(folder: Path) -> list[str]:
+    return (folder / "called").read_text().split()
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_a_study_runs_each_step_once_and_goes_on(tmp_path: Path) -> None:
-    broken = Calls(tmp_path, chain(), failing="c")
-    assert broken.run() == 1 and sorted(broken.called) == ["a", "b", "c", "d"]
-    mended = Calls(tmp_path, chain())
-    assert mended.run() == 0 and mended.called == ["c", "e"]
-    again = Calls(tmp_path, chain())
-    assert again.run() == 0 and again.called == []
-
-
-def test_a_call_tells_its_exit_code_and_its_own_time(tmp_path: Path) -> None:
-    code, seconds = call(
-        [sys.executable, "-c", "print(sum(range(10**7))); raise SystemExit(3)"], tmp_path / "log", tmp_path
-    )
-    assert code == 3 and seconds > 0.02 and (tmp_path / "log").read_text().strip() == "49999995000000"
+    (tmp_path / "fails").write_text("c")
+    assert study.run_study(chain(), tmp_path, 2) == 1 and sorted(called(tmp_path)) == ["a", "b", "c", "d"]
+    (tmp_path / "fails").unlink()
+    assert study.run_study(chain(), tmp_path, 2) == 0 and called(tmp_path)[4:] == ["c", "e"]
+    assert study.run_study(chain(), tmp_path, 2) == 0 and len(called(tmp_path)) == 6
+    times = [json.loads(line) for line in (tmp_path / "times.jsonl").read_text().splitlines()]
+    assert sorted(one["step"] for one in times) == ["a", "b", "c", "c", "d", "e"]
+    assert [one["code"] for one in times if one["step"] == "c"] == [3, 0]
 
 
 def test_a_stopped_pretraining_is_not_finished(tmp_path: Path) -> None:
-    alone = study.Study(tmp_path, [], 1)
-    step = study.Step("pretrain-x-0", ("pretrain",), (), "summary.json")
+    step = study.StudyStep(study.Planned("pretrain-x-0", ("pretrain",), (), "summary.json"), tmp_path)
     for status, done in (("stopped", False), ("finished", True)):
         (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
-        assert alone._is_done(step) is done
+        assert step.is_done() is done
+
+
+def test_a_candidate_is_trained_then_judged(tmp_path: Path) -> None:
+    words = ["--packs", "p-", "--split", "s.json", "--out", str(tmp_path)]
+    given = search.arguments().parse_args(words)
+    training = search.Train(search.Candidate("x", "x", {}, 128, 0), SEARCHES["search"], given)
+    judge = search.Judge(training)
+    assert judge.needs == (training.name,) and not training.is_begun() and "--resume" not in training.command(0).words
+    (training.folder / "run").mkdir()
+    (training.folder / "run" / "config.yaml").touch()
+    assert training.command(0).words[-1] == "--resume"
+    for _ in range(2):
+        training.ended(Ended(143, 9.0, 60.0, stopped=True))
+    assert json.loads((training.folder / "seconds.json").read_text()) == 120 and not training.is_done()
+    command = judge.command(0)
+    assert (
+        command.module.endswith("search.py") and search.arguments().parse_args(command.words).judge == training.folder
+    )
+    (training.folder / "judged.json").write_text("{}")
+    assert training.is_done() and judge.is_done()
 
 
 def test_the_search_ranks_by_the_mean_of_three(tmp_path: Path) -> None:

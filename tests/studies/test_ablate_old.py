@@ -34,8 +34,8 @@ def test_a_begun_study_goes_on(old: Path, smallest: Settings) -> None:
     study, (full, long) = planned(old, smallest())
     assert (full.state(), long.state()) == ("finished", "begun") and full.folder.parent.name == "cells"
     before = (long.folder / "run" / "metrics.jsonl").read_text()
-    outcome = run_trials(study, [long], Workers(1, 1, "cpu"), lambda *_: None)
-    assert [trial.name for trial in outcome.finished] == ["long, seed 0"], outcome.failed
+    outcome = run_trials(study, [long], Workers(1, 1, "cpu"), lambda _: None)
+    assert list(outcome.seconds) == ["long, seed 0"], outcome.failed
     assert (long.folder / TRIAL).exists() and long.folder.parent.name == "cells"
     after = (long.folder / "run" / "metrics.jsonl").read_text()
     assert after.startswith(before) and len(after) > len(before)  # gone on with, not begun anew

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ import pytest
 from afire.config import Config
 from afire.files import write_json
 from afire.studies import ablation_run as ablate_run
+from afire.studies import steps
 from afire.studies.ablation_grid import LOG, TRIAL, Trial, choose_rows, open_study, plan_trials
-from afire.studies.ablation_run import Outcome, Workers, plan_workers, run_trials
+from afire.studies.ablation_run import Workers, plan_workers, run_trials
+from afire.studies.steps import Event, Outcome
 
 # Stands in for a trial: waits to be asked to stop, then saves and ends as a trial does.
 WAITS = """
@@ -47,16 +49,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     def replaced(command: list[str], **options: Any) -> Any:
         return popen([sys.executable, "-c", program, command[-1]], **options)
 
-    monkeypatch.setattr(ablate_run.subprocess, "Popen", replaced)
+    monkeypatch.setattr(steps.subprocess, "Popen", replaced)
 
 
-def run(study: Any, trials: list[Trial], jobs: int) -> tuple[Outcome, list[tuple[str, str]]]:
-    told: list[tuple[str, str]] = []
-
-    def report(trial: Trial, result: Mapping[str, Any] | None, failure: str, left: float | None) -> None:
-        told.append((trial.name, failure))
-
-    return run_trials(study, trials, Workers(jobs, 1, "cpu"), report), told
+def run(study: Any, trials: list[Trial], jobs: int) -> tuple[Outcome, list[Event]]:
+    told: list[Event] = []
+    return run_trials(study, trials, Workers(jobs, 1, "cpu"), told.append), told
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -74,7 +72,8 @@ def test_a_signal_lets_running_trials_save(
 
     threading.Thread(target=ask).start()
     outcome, told = run(study, planned, 2)
-    assert outcome.signal == number and not outcome.finished and not outcome.failed and not told
+    assert outcome.signal == number and not outcome.seconds and not outcome.failed
+    assert [event.kind for event in told] == ["start", "start"]
     assert [(trial.folder / "saved").exists() for trial in planned] == [True, True, False]  # the third never began
 
 
@@ -82,10 +81,11 @@ def test_a_failing_trial_is_told_and_the_others_go_on(trials: Any, monkeypatch: 
     study, planned = trials
     stand_in(monkeypatch, FAILS)
     for trial in planned[1:]:
-        write_json(trial.folder / TRIAL, {"format": 1, "key": trial.key})
+        write_json(trial.folder / TRIAL, {"format": 1, "key": trial.key, "seconds": {"train": 7}})
     outcome, told = run(study, planned, 1)
-    assert [trial.name for trial in outcome.finished] == ["no-category, seed 0", "no-structure, seed 0"]
-    assert told[0] == ("full, seed 0", "no such film. (exit code 2)")
+    assert outcome.seconds == {"no-category, seed 0": 7, "no-structure, seed 0": 7}
+    assert outcome.failed == {"full, seed 0": "no such film. (exit code 2)"}
+    assert [event.kind for event in told] == ["start", "failed", "before", "before"]
     assert "first words" in (planned[0].folder / LOG).read_text()
 
 

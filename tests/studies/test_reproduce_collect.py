@@ -13,8 +13,8 @@ from afire.config import load_config, to_yaml
 from afire.files import write_json, write_text
 from afire.studies.reproduce.collect import TargetReport, collect
 from afire.studies.reproduce.plan import Request, plan, possible_targets
-from afire.studies.reproduce.run import Outcome
 from afire.studies.reproduce.sets import DATASETS, PAPER, TARGETS, Target
+from afire.studies.steps import Outcome
 from afire.tasks.results import Result, RunResult, estimate, to_json, write_result
 from afire.tasks.settings import load_task_config
 

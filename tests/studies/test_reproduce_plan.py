@@ -25,7 +25,7 @@ from afire.studies.reproduce.plan import (
     published,
     with_finished,
 )
-from afire.studies.reproduce.run import Step, StepFile, step_hashes
+from afire.studies.reproduce.run import PlannedStep, StepFile, step_hashes
 from afire.studies.reproduce.sets import DATASETS, PAPER, PHANTOM, QUICK, TARGETS, scale_for
 
 COMMAND: click.Command = get_command(app)  # made once: it is all of the command line
@@ -37,7 +37,7 @@ def request(on: str, out: Path, **changes: object) -> Request:
     return Request(out, DATASETS[on], scale_for(on, False), targets, **{**films, **changes})  # type: ignore[arg-type]
 
 
-def parse(step: Step) -> click.Context:
+def parse(step: PlannedStep) -> click.Context:
     """Read the command as afire would, without running it; what it does not know raises."""
     command, words = COMMAND, shlex.split(step.command)[1:]
     context = click.Context(command, info_name="afire")

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from afire.errors import UserError
-from afire.studies.reproduce import run as running
-from afire.studies.reproduce.run import Outcome, Step, read_step, run_steps, step_hashes, step_path
+from afire.studies import steps as running
+from afire.studies.reproduce.run import PlannedStep, read_step, run_planned, step_hashes, step_path
+from afire.studies.steps import Event, Outcome
 
 # Stands in for afire: appends its words to a file, and does what the first of them says.
 PROGRAM = """
 import pathlib, signal, sys, time
-lock, words = sys.argv[1], sys.argv[2:]
+lock, words = sys.argv[1], sys.argv[3:]
 with open(pathlib.Path(lock) / "called", "a") as stream:
     stream.write(" ".join(words) + chr(10))
 if words[0] == "fail":
@@ -41,16 +42,19 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     popen = subprocess.Popen
 
     def replaced(command: list[str], **options: Any) -> Any:
-        assert command[:3] == [sys.executable, "-m", "afire.studies.reproduce.run"]
+        assert command[:3] == [sys.executable, "-m", "afire.studies.steps"] and command[4] == "afire"
         return popen([sys.executable, "-c", PROGRAM, *command[3:]], **options)
 
     monkeypatch.setattr(running.subprocess, "Popen", replaced)
 
 
-def run(steps: list[Step], out: Path) -> tuple[Outcome, list[str]]:
+def run(steps: list[PlannedStep], out: Path) -> tuple[Outcome, list[str]]:
     told: list[str] = []
-    outcome = run_steps(steps, out, lambda step, event, sentence: told.append(f"{step.name} {event}"))
-    return outcome, told
+
+    def report(event: Event) -> None:
+        told.append(f"{event.step.name} {event.kind}")
+
+    return run_planned(steps, out, report), told
 
 
 def called(out: Path) -> list[str]:
@@ -58,7 +62,7 @@ def called(out: Path) -> list[str]:
 
 
 def test_finished_steps_are_left_alone(tmp_path: Path) -> None:
-    first, second = Step("first", ("a",)), Step("second", ("b",), ("first",))
+    first, second = PlannedStep("first", ("a",)), PlannedStep("second", ("b",), ("first",))
     assert run([first], tmp_path)[1] == ["first start", "first done"]
     outcome, told = run([first, second], tmp_path)
     assert told == ["first before", "second start", "second done"] and called(tmp_path) == ["a", "b"]
@@ -68,14 +72,14 @@ def test_finished_steps_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_failing_step_stops_only_what_needs_it(tmp_path: Path) -> None:
-    steps = [Step("bad", ("fail",)), Step("after", ("a",), ("bad",)), Step("apart", ("b",))]
+    steps = [PlannedStep("bad", ("fail",)), PlannedStep("after", ("a",), ("bad",)), PlannedStep("apart", ("b",))]
     outcome, told = run(steps, tmp_path)
     assert outcome.failed == {"bad": "it cannot be. (exit code 2)"} and outcome.skipped == {"after": "it needs bad"}
     assert list(outcome.seconds) == ["apart"] and told[-1] == "apart done"
 
 
 def test_a_begun_step_goes_on_with_its_words(tmp_path: Path) -> None:
-    step = Step("one", ("fail",), resume=("--resume",), resume_when=tmp_path / "config.yaml")
+    step = PlannedStep("one", ("fail",), resume=("--resume",), resume_when=tmp_path / "config.yaml")
     for _ in range(2):
         run([step], tmp_path)
     assert called(tmp_path) == ["fail", "fail"]  # nothing to go on with yet
@@ -85,7 +89,7 @@ def test_a_begun_step_goes_on_with_its_words(tmp_path: Path) -> None:
 
 
 def test_a_step_that_ended_just_before_it_could_say_so(tmp_path: Path) -> None:
-    step = Step("one", ("fail",), complete=tmp_path / "detector.json")
+    step = PlannedStep("one", ("fail",), complete=tmp_path / "detector.json")
     run([step], tmp_path)
     (tmp_path / "detector.json").touch()
     assert run([step], tmp_path)[1] == ["one done"] and called(tmp_path) == ["fail"]
@@ -93,8 +97,8 @@ def test_a_step_that_ended_just_before_it_could_say_so(tmp_path: Path) -> None:
 
 def test_copies_are_kept_and_made_again(tmp_path: Path) -> None:
     table, kept = tmp_path / "table.json", tmp_path / "tables" / "one.json"
-    step = Step("one", ("write", str(table), "1"), keeps=((table, kept),))
-    run([step, Step("two", ("write", str(table), "2"))], tmp_path)
+    step = PlannedStep("one", ("write", str(table), "1"), keeps=((table, kept),))
+    run([step, PlannedStep("two", ("write", str(table), "2"))], tmp_path)
     assert kept.read_text() == "1" and table.read_text() == "2"
     kept.unlink()
     assert run([step], tmp_path)[1] == ["one resume", "one done"] and kept.read_text() == "1"
@@ -103,7 +107,7 @@ def test_copies_are_kept_and_made_again(tmp_path: Path) -> None:
 def test_another_command_or_other_films_are_refused(tmp_path: Path) -> None:
     film = tmp_path / "films.csv"
     film.write_text("a")
-    step = Step("one", ("a", "--set", "epochs=3", "--data", str(film)), inputs=(film,))
+    step = PlannedStep("one", ("a", "--set", "epochs=3", "--data", str(film)), inputs=(film,))
     run([step], tmp_path)
     run([replace(step, machine=("--device", "cuda"))], tmp_path)  # another machine is no other study
     with pytest.raises(UserError, match=r"step one .* `epochs=3`, and would now be run with `epochs=4`"):
@@ -115,8 +119,8 @@ def test_another_command_or_other_films_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_hash_follows_what_a_step_needs_but_not_where_it_lies(tmp_path: Path) -> None:
-    def steps(out: Path, epochs: int) -> list[Step]:
-        return [Step("a", ("a", f"epochs={epochs}")), Step("b", ("b", "--out", str(out / "b")), ("a",))]
+    def steps(out: Path, epochs: int) -> list[PlannedStep]:
+        return [PlannedStep("a", ("a", f"epochs={epochs}")), PlannedStep("b", ("b", "--out", str(out / "b")), ("a",))]
 
     here, there = tmp_path / "here", tmp_path / "there"
     assert step_hashes(steps(here, 1), here) == step_hashes(steps(there, 1), there)
@@ -124,7 +128,7 @@ def test_the_hash_follows_what_a_step_needs_but_not_where_it_lies(tmp_path: Path
 
 
 def test_a_signal_ends_the_step_and_the_next_start_goes_on(tmp_path: Path) -> None:
-    step = Step("long", ("wait",), resume=("--resume",))
+    step = PlannedStep("long", ("wait",), resume=("--resume",))
 
     def ask() -> None:
         deadline = time.monotonic() + 30
@@ -134,7 +138,7 @@ def test_a_signal_ends_the_step_and_the_next_start_goes_on(tmp_path: Path) -> No
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=ask).start()
-    outcome, told = run([step, Step("next", ("a",))], tmp_path)
+    outcome, told = run([step, PlannedStep("next", ("a",))], tmp_path)
     assert outcome.signal == signal.SIGTERM and not outcome.seconds and told == ["long start"]
     found = read_step(tmp_path, "long")
     assert found is not None and found.state == "begun" and found.seconds > 0

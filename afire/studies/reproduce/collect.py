@@ -14,8 +14,8 @@ from afire.studies.ablation_grid import TABLES as ABLATION_TABLES
 from afire.studies.reproduce import protocol as differences
 from afire.studies.reproduce.plan import FIGURES, OURS, TABLES, Column, Request, column, plan, protocol, run_of
 from afire.studies.reproduce.protocol import Difference
-from afire.studies.reproduce.run import Outcome
 from afire.studies.reproduce.sets import TITLES, Target
+from afire.studies.steps import Outcome
 from afire.tasks.results import Estimate, Result, read_result
 
 PROBE = {"auc": "AUC", "accuracy": "ACC", "f1": "F1"}

@@ -17,7 +17,7 @@ from afire.config import Config, load_config
 from afire.data.pack import is_pack
 from afire.errors import UserError
 from afire.files import read_json
-from afire.studies.reproduce.run import Step, is_done, read_step, step_hashes
+from afire.studies.reproduce.run import PlannedStep, is_done, read_step, step_hashes
 from afire.studies.reproduce.sets import TARGETS, Dataset, Scale, Target
 
 PUBLISHED = Path(__file__).parents[2] / "presets" / "published.yaml"
@@ -142,7 +142,7 @@ def with_finished(request: Request, out: Path) -> tuple[Request, dict[str, float
     return replace(request, targets=tuple(targets)), seconds
 
 
-def plan(request: Request) -> list[Step]:
+def plan(request: Request) -> list[PlannedStep]:
     """All steps of the targets, in an order in which each comes after those it needs."""
     recipes = {
         "table1": lambda: _ablation(request, "table1"),
@@ -153,40 +153,40 @@ def plan(request: Request) -> list[Step]:
         "fig-cam": lambda: _cams(request),
         "fig-restore": lambda: _restorations(request),
     }
-    found: dict[str, Step] = {}
+    found: dict[str, PlannedStep] = {}
     for target in request.targets:
         for step in recipes[target]():
             found.setdefault(step.name, step)
     return list(found.values())
 
 
-def _films(request: Request) -> list[Step]:
+def _films(request: Request) -> list[PlannedStep]:
     """The pack, from wherever the films come."""
     out, dataset, scale = request.out, request.dataset, request.scale
     if request.data is not None and is_pack(request.data):
         return []
-    steps: list[Step] = []
+    steps: list[PlannedStep] = []
     if dataset.name == "phantom":
         drawn = ("--count", str(scale.films), "--size", str(scale.drawn_size), "--seed", "0")
-        steps.append(Step("films", ("data", "phantom", *drawn, "--out", str(out / "phantom"))))
+        steps.append(PlannedStep("films", ("data", "phantom", *drawn, "--out", str(out / "phantom"))))
         manifest = out / "phantom" / "manifest.parquet"
     elif request.data is not None:
         manifest = request.data
     else:
         manifest = out / f"{dataset.name}.parquet"
         words: tuple[str, ...] = ("data", "build", dataset.name, "--root", str(request.root), "--out", str(manifest))
-        steps.append(Step("films", words))
+        steps.append(PlannedStep("films", words))
     return [*steps, _pack("pack", manifest, pack_of(request), request, tuple(step.name for step in steps))]
 
 
-def _pack(name: str, manifest: Path, pack: Path, request: Request, needs: tuple[str, ...] = ()) -> Step:
+def _pack(name: str, manifest: Path, pack: Path, request: Request, needs: tuple[str, ...] = ()) -> PlannedStep:
     size = config_of(request).image.size
     words: tuple[str, ...] = ("data", "pack", "--data", str(manifest), "--out", str(pack), "--size", str(size))
     skip = () if request.dataset.name == "phantom" else ("--on-error", "skip")
-    return Step(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
+    return PlannedStep(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
 
 
-def _pretraining(request: Request) -> list[Step]:
+def _pretraining(request: Request) -> list[PlannedStep]:
     """The films and one pre-training on normal ones; the paper, too, pre-trains once and repeats what follows."""
     steps = _films(request)
     if request.weights is not None:
@@ -202,10 +202,13 @@ def _pretraining(request: Request) -> list[Step]:
     words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset", request.scale.preset)
     words += (*_settings(request.scale.settings), "--seed", "0")
     machine = _device(request)
-    return [*steps, Step("pretrain", words, needs, ("--resume",), out / "config.yaml", inputs=inputs, machine=machine)]
+    return [
+        *steps,
+        PlannedStep("pretrain", words, needs, ("--resume",), out / "config.yaml", inputs=inputs, machine=machine),
+    ]
 
 
-def _ablation(request: Request, table: str) -> list[Step]:
+def _ablation(request: Request, table: str) -> list[PlannedStep]:
     """Trials of both tables lie in one study, so that the full method is trained once; each table is kept apart."""
     out, scale = request.out, request.scale
     steps = _films(request)
@@ -217,10 +220,10 @@ def _ablation(request: Request, table: str) -> list[Step]:
     kept = [(study / "table.json", out / TABLES / f"{table}.json")]
     kept += [(study / f"ablation.{kind}", out / FIGURES / f"{table}.{kind}") for kind in ("png", "pdf")]
     needs, inputs = _names(steps, "pack"), _outside(request)[:1] if not steps else ()
-    return [*steps, Step(table, words, needs, keeps=tuple(kept), inputs=inputs, machine=machine)]
+    return [*steps, PlannedStep(table, words, needs, keeps=tuple(kept), inputs=inputs, machine=machine)]
 
 
-def _transfer(request: Request) -> list[Step]:
+def _transfer(request: Request) -> list[PlannedStep]:
     """All labelling ratios and seeds, and the folds, of every kind of task that the set has labels for."""
     steps = _pretraining(request)
     if request.dataset.classify:
@@ -230,11 +233,11 @@ def _transfer(request: Request) -> list[Step]:
     return steps
 
 
-def _folded(request: Request, task: str) -> list[Step]:
+def _folded(request: Request, task: str) -> list[PlannedStep]:
     return [_learn(request, task, True)] if request.scale.folds else []
 
 
-def _learn(request: Request, task: str, folds: bool) -> Step:
+def _learn(request: Request, task: str, folds: bool) -> PlannedStep:
     """Fine-tuning or segmentation, over ratios or over folds."""
     scale, dataset = request.scale, request.dataset
     name = f"{task}-folds" if folds else task
@@ -247,10 +250,10 @@ def _learn(request: Request, task: str, folds: bool) -> Step:
     repeats = ("--folds", str(scale.folds), "--seeds", str(scale.seeds[0]))
     words += repeats if folds else ("--fraction", _commas(scale.fractions), "--seeds", _commas(scale.seeds))
     inputs, machine = _outside(request), _device(request)
-    return Step(name, words, _base(request), ("--resume",), inputs=inputs, machine=machine)
+    return PlannedStep(name, words, _base(request), ("--resume",), inputs=inputs, machine=machine)
 
 
-def _detection(request: Request) -> list[Step]:
+def _detection(request: Request) -> list[PlannedStep]:
     """A detector for each seed, then all of them as one row."""
     out, scale = request.out, request.scale
     steps = _pretraining(request)
@@ -261,18 +264,20 @@ def _detection(request: Request) -> list[Step]:
         done = model / "detector.json"
         inputs, machine = _outside(request), _device(request)
         needs = _base(request)
-        steps.append(Step(f"detect-{seed}", words, needs, ("--resume",), complete=done, inputs=inputs, machine=machine))
+        steps.append(
+            PlannedStep(f"detect-{seed}", words, needs, ("--resume",), complete=done, inputs=inputs, machine=machine)
+        )
     chosen = [word for model in models for word in ("--model", str(model))]
     words = ("detect", "eval", *chosen, "--data", str(pack_of(request)), "--out", str(out / "detect" / "result"))
     words += request.dataset.detect
     needs = tuple(f"detect-{seed}" for seed in scale.seeds)
     return [
         *steps,
-        Step("detect-eval", words, needs, ("--force",), inputs=_outside(request), machine=_device(request)),
+        PlannedStep("detect-eval", words, needs, ("--force",), inputs=_outside(request), machine=_device(request)),
     ]
 
 
-def _maps(request: Request) -> list[Step]:
+def _maps(request: Request) -> list[PlannedStep]:
     """Classes of films and nine places, beside random weights of the same network."""
     return [
         *_pretraining(request),
@@ -285,7 +290,7 @@ def _beside_random(request: Request) -> tuple[str, ...]:
     return ("--weights", f"AFiRe={run_of(request)}", *(("--weights", "random", *shape) if shape else ()))
 
 
-def _cams(request: Request) -> list[Step]:
+def _cams(request: Request) -> list[PlannedStep]:
     """Of the classifier that Table 2 fine-tunes with all labels."""
     several = len(request.scale.fractions) > 1
     result = request.out / "finetune" / (f"{max(request.scale.fractions):g}pct" if several else "")
@@ -293,11 +298,11 @@ def _cams(request: Request) -> list[Step]:
     return [*steps, _figure(request, "gradcam", ("--weights", f"AFiRe={result}"), ("finetune",))]
 
 
-def _restorations(request: Request) -> list[Step]:
+def _restorations(request: Request) -> list[PlannedStep]:
     return [*_pretraining(request), _figure(request, "restorations", ("--weights", str(run_of(request))))]
 
 
-def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[str, ...] = ()) -> Step:
+def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[str, ...] = ()) -> PlannedStep:
     stem = request.out / FIGURES / kind
     words: tuple[str, ...] = (
         "figure",
@@ -309,7 +314,7 @@ def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[
         str(stem),
         *_device(request),
     )
-    return Step(kind, words, needs or _base(request), ("--force",), inputs=_outside(request))
+    return PlannedStep(kind, words, needs or _base(request), ("--force",), inputs=_outside(request))
 
 
 def _base(request: Request) -> tuple[str, ...]:
@@ -333,7 +338,7 @@ def _quick(recipe: tuple[str, ...]) -> tuple[str, ...]:
     return ("--recipe", "quick", "--labels", ",".join(load_task_config("finetune", recipe[1]).labels))
 
 
-def _names(steps: Sequence[Step], wanted: str) -> tuple[str, ...]:
+def _names(steps: Sequence[PlannedStep], wanted: str) -> tuple[str, ...]:
     return tuple(step.name for step in steps if step.name == wanted)
 
 

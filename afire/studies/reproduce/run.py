@@ -1,44 +1,24 @@
-"""One step as a process of its own: ``python -m afire.studies.reproduce.run LOCK WORDS...`` is ``afire WORDS...``.
-
-A step is one ``afire`` command with a name; its file says whether it was begun, finished, and with what.
+"""What `afire reproduce` runs: `afire` commands with names, each with a file that says how far it came, with what.
 
 OUT/steps/NAME.json    state, command, a hash of the command and of everything it started from, seconds
 OUT/steps/NAME.log     what the command said
 
-Steps one after the other: finished ones are left alone, begun ones go on, a failing one stops only what needs it.
+What is done is done only for the same command and the same films; anything else in the same folder is refused.
 """
 
 from __future__ import annotations
 
 import json
-import runpy
 import shlex
 import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from afire.errors import UserError
 from afire.files import read_json, sha256_file, sha256_text, write_atomic, write_json
-from afire.processes import end_with_parent, how_it_ended, patient_lock
-from afire.training.engine import StopSignals
-
-
-def main() -> None:
-    """Wait for a step that an earlier start may have left saving, then be the command."""
-    lock, sys.argv = Path(sys.argv[1]), ["afire", *sys.argv[2:]]
-    end_with_parent()
-    with patient_lock(lock, "the steps in"):
-        runpy.run_module("afire", run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()
-
+from afire.studies.steps import SECONDS_TO_SAVE, Command, Ended, Outcome, Report, Step, run_steps
 
 FORMAT = 1
 STEPS = "steps"
@@ -47,7 +27,7 @@ _TELLTALES = ("pack.json", "summary.json", "data.json", "bundle.json", "detector
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """One command, without the leading ``afire``.
 
     ``resume`` words are added when an earlier start began it (and ``resume_when`` exists, if given). ``complete`` is
@@ -101,16 +81,16 @@ def read_step(out: Path, name: str) -> StepFile | None:
     return StepFile(**raw)
 
 
-def step_hashes(steps: Sequence[Step], out: Path) -> dict[str, str]:
+def step_hashes(steps: Sequence[PlannedStep], out: Path) -> dict[str, str]:
     """A hash for each step: its words, its inputs' content, and the hashes of the steps it needs."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for step in steps:
         prints = {str(path): fingerprint(path) for path in step.inputs}
         # The folder itself may be spelt otherwise or be moved: that changes nothing.
         words = [prints.get(word, word.replace(str(out), "OUT", 1)) for word in step.words]
-        decides = {"words": words, "inputs": list(prints.values()), "needs": [found[name] for name in step.needs]}
-        found[step.name] = sha256_text(json.dumps(decides))
-    return found
+        decides = {"words": words, "inputs": list(prints.values()), "needs": [hashes[name] for name in step.needs]}
+        hashes[step.name] = sha256_text(json.dumps(decides))
+    return hashes
 
 
 def fingerprint(path: Path) -> str:
@@ -121,19 +101,22 @@ def fingerprint(path: Path) -> str:
     return sha256_text(json.dumps(telling)) if telling else str(path.resolve())
 
 
-def is_done(step: Step, found: StepFile | None, digest: str) -> bool:
+def is_done(step: PlannedStep, record: StepFile | None, digest: str) -> bool:
     """Whether an earlier start finished this very step and its copies are there."""
     return (
-        found is not None and found.state == "done" and found.hash == digest and all(b.exists() for _, b in step.keeps)
+        record is not None
+        and record.state == "done"
+        and record.hash == digest
+        and all(copy.exists() for _, copy in step.keeps)
     )
 
 
-def refuse_another(out: Path, step: Step, found: StepFile | None, digest: str) -> None:
+def refuse_another(out: Path, step: PlannedStep, record: StepFile | None, digest: str) -> None:
     """A step of other settings or other films must not be mixed with these."""
-    if found is None or found.hash == digest:
+    if record is None or record.hash == digest:
         return
-    if found.command != step.command:
-        before, now = _differing(found.command, step.command)
+    if record.command != step.command:
+        before, now = _differing(record.command, step.command)
         what = f"was run with {before}, and would now be run with {now}"
     else:
         what = "started from other films or weights"
@@ -148,103 +131,62 @@ def _differing(before: str, now: str) -> tuple[str, str]:
     return f"`{gone}`", f"`{new}`"
 
 
-_SECONDS_BETWEEN_LOOKS = 0.1
-_SECONDS_TO_SAVE = 180.0  # a step that was asked to stop writes a checkpoint; an ablation waits for its trials
-
-Event = Literal["start", "resume", "done", "before", "failed", "skipped"]
-Report = Callable[[Step, Event, str], None]
-"""Called as a step begins or ends, with a sentence where there is one."""
+_SECONDS_TO_SAVE = SECONDS_TO_SAVE + 60  # a step may itself run steps that save
 
 
-@dataclass
-class Outcome:
-    """How a start ended: seconds of the steps that are done, sentences of those that are not, and the signal."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    signal: int = 0
-
-
-def run_steps(steps: Sequence[Step], out: Path, report: Report) -> Outcome:
+def run_planned(planned: Sequence[PlannedStep], out: Path, report: Report) -> Outcome:
     """Run what is not done yet, in order. What does not fit to earlier starts is refused before anything is run."""
-    hashes = step_hashes(steps, out)
-    before = {step.name: read_step(out, step.name) for step in steps}
-    for step in steps:
-        refuse_another(out, step, before[step.name], hashes[step.name])
-    outcome = Outcome()
-    with StopSignals() as stop:
-        for step in steps:
-            found, digest = before[step.name], hashes[step.name]
-            if is_done(step, found, digest):
-                outcome.seconds[step.name] = found.seconds if found else 0.0
-                report(step, "before", "")
-                continue
-            missing = [name for name in step.needs if name not in outcome.seconds]
-            if missing:
-                outcome.skipped[step.name] = f"it needs {missing[0]}"
-                report(step, "skipped", outcome.skipped[step.name])
-                continue
-            _run_one(step, out, found, digest, outcome, stop, report)
-            if stop.received:
-                break
-        outcome.signal = stop.received
-    return outcome
+    hashes = step_hashes(planned, out)
+    for step in planned:
+        refuse_another(out, step, read_step(out, step.name), hashes[step.name])
+    steps = [RecordedStep(step, out, hashes[step.name]) for step in planned]
+    return run_steps(steps, report, grace=_SECONDS_TO_SAVE)
 
 
-def _run_one(
-    step: Step, out: Path, found: StepFile | None, digest: str, outcome: Outcome, stop: StopSignals, report: Report
-) -> None:
-    spent = found.seconds if found else 0.0
-    started = time.monotonic()
-    if not (found and step.complete is not None and step.complete.exists()):
-        goes_on = found is not None and (step.resume_when is None or step.resume_when.exists())
-        report(step, "resume" if goes_on else "start", "")
-        StepFile("begun", digest, step.command, spent).write(out, step.name)
-        code = _call([*step.words, *step.machine, *(step.resume if goes_on else ())], out, step.name, stop)
-        seconds = spent + time.monotonic() - started
-        if stop.received or code:
-            StepFile("begun", digest, step.command, round(seconds, 2)).write(out, step.name)
-            if not stop.received:
-                outcome.failed[step.name] = how_it_ended(step_path(out, step.name, "log"), code)
-                report(step, "failed", outcome.failed[step.name])
-            return
-    for source, target in step.keeps:
-        write_atomic(target, lambda path, source=source: _copy(source, path))  # type: ignore[misc]
-    outcome.seconds[step.name] = round(spent + time.monotonic() - started, 2)
-    StepFile("done", digest, step.command, outcome.seconds[step.name]).write(out, step.name)
-    report(step, "done", "")
+class RecordedStep(Step):
+    """A planned step with its file in ``out``."""
+
+    def __init__(self, planned: PlannedStep, out: Path, digest: str) -> None:
+        self.planned, self.out, self.digest = planned, out, digest
+        self.name, self.needs = planned.name, planned.needs
+        self.before = read_step(out, planned.name)
+
+    def is_done(self) -> bool:
+        return is_done(self.planned, self.before, self.digest)
+
+    def is_begun(self) -> bool:
+        when = self.planned.resume_when
+        return self.before is not None and (when is None or when.exists())
+
+    def command(self, slot: int) -> Command | None:
+        step = self.planned
+        if self.before is not None and step.complete is not None and step.complete.exists():
+            return None  # an earlier start ended just before it could say so
+        self._write("begun", 0.0)
+        words = (*step.words, *step.machine, *(step.resume if self.is_begun() else ()))
+        return Command(words, step_path(self.out, self.name, "log"), self.out / STEPS)
+
+    def ended(self, how: Ended) -> bool:
+        if how.code or how.stopped:
+            self._write("begun", how.seconds)
+            return False
+        for source, target in self.planned.keeps:
+            write_atomic(target, lambda path, source=source: _copy(source, path))  # type: ignore[misc]
+        self._write("done", how.seconds)
+        return True
+
+    def seconds(self) -> float:
+        record = read_step(self.out, self.name)
+        return record.seconds if record is not None else 0.0
+
+    def announcement(self) -> str:
+        return self.planned.command
+
+    def _write(self, state: Literal["begun", "done"], seconds: float) -> None:
+        """``seconds`` of this start come on top of those of earlier ones."""
+        spent = self.before.seconds if self.before is not None else 0.0
+        StepFile(state, self.digest, self.planned.command, round(spent + seconds, 2)).write(self.out, self.name)
 
 
 def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
-
-
-def _call(words: Sequence[str], out: Path, name: str, stop: StopSignals) -> int:
-    """Run ``afire WORDS...`` to its end or to a signal; its exit code."""
-    lock = out / STEPS
-    command = [sys.executable, "-m", "afire.studies.reproduce.run", str(lock), *words]
-    with step_path(out, name, "log").open("ab") as log:
-        # A session of its own: Ctrl-C reaches this process only, which then asks the step to save.
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            while process.poll() is None and not stop.received:
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
-        finally:
-            _end(process)
-    return process.returncode
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a running step to stop, then make it."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(_SECONDS_TO_SAVE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
