@@ -1,6 +1,6 @@
 """afire from Python: ``model = afire.load(path)``, then ``model.encode(images)``.
 
-Shapes: B films, H x W pixels, S the model's own size, L tokens (patches, row by row), D width of a token.
+Shapes: B images, H x W pixels, S the model's own size, L tokens (patches, row by row), D width of a token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 FilePath = str | Path
 Images = Tensor | NDArray[Any] | FilePath | Sequence[FilePath]
-"""Films: a float tensor or array (B, 1, H, W), (B, H, W) or (H, W) in [0, 1] with black = 0, or files to read."""
+"""Images: a float tensor or array (B, 1, H, W), (B, H, W) or (H, W) in [0, 1] with black = 0; or files of films."""
 
 _BATCH = 64
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What a detector says about films. Research software, not a medical device."""
+    """What a detector says about images. Research software, not a medical device."""
 
     score: NDArray[np.float64]
     """(B,), larger = more abnormal."""
@@ -47,7 +47,7 @@ class Detection:
     restored: NDArray[np.float32] | None
     """(B, S, S) in [0, 1]: the film with its most suspicious places drawn as normal; None without a decoder."""
     objections: list[list[str]]
-    """For each film, why its score should not be trusted: blank, inverted, not of this kind. Empty is good."""
+    """For each image, why its score should not be trusted: blank, inverted, not of this kind. Empty is good."""
 
 
 class Model:
@@ -81,62 +81,62 @@ class Model:
         return self
 
     def read(self, paths: FilePath | Sequence[FilePath]) -> Tensor:
-        """Files (PNG, JPEG, TIFF, DICOM) -> films (B, 1, S, S) in [0, 1], as in training."""
+        """Files (PNG, JPEG, TIFF, DICOM) -> images (B, 1, S, S) in [0, 1], as in training."""
         image = self.config.image
         files = [paths] if isinstance(paths, str | Path) else list(paths)
         if not files:
             raise UserError("no films were given to read.")
-        films = [fit_square(read_film(Path(file), voi=image.voi)[0], image.size, image.fit) for file in files]
-        return torch.from_numpy(np.stack(films)[:, None])
+        images = [fit_square(read_film(Path(file), voi=image.voi)[0], image.size, image.fit) for file in files]
+        return torch.from_numpy(np.stack(images)[:, None])
 
     def encode(self, images: Images, network: Literal["teacher", "student"] = "teacher") -> Tensor:
-        """Films -> image tokens (B, L, D) of the teacher. Any height and width that the patch divides."""
-        return self._each(images, lambda films: self.network.encode(films, network))
+        """Images -> tokens (B, L, D) of the teacher. Any height and width that the patch divides."""
+        return self._each(images, lambda batch: self.network.encode(batch, network))
 
     def embed(self, images: Images, network: Literal["teacher", "student"] = "teacher") -> Tensor:
-        """Films -> one vector each (B, D): the mean of their tokens."""
-        return self._each(images, lambda films: self.network.encode(films, network).mean(dim=1))
+        """Images -> one vector each (B, D): the mean of their tokens."""
+        return self._each(images, lambda batch: self.network.encode(batch, network).mean(dim=1))
 
     def restore(self, images: Images) -> Tensor:
-        """Films -> what the decoder draws of them, (B, C, H, W) in [0, 1]."""
-        return self._each(images, lambda films: self.network.picture(self.network.restore(films), films))
+        """Images -> what the decoder draws of them, (B, C, H, W) in [0, 1]."""
+        return self._each(images, lambda batch: self.network.picture(self.network.restore(batch), batch))
 
     def detect(self, images: Images) -> Detection:
-        """Films at the model's size S -> scores, p-values, alarms and heatmaps, by the detector inside."""
+        """Images at the model's size S -> scores, p-values, alarms and heatmaps, by the detector inside."""
         if self.detector is None:
             raise UserError(
                 f"{self.name} holds no detector; fit one with `afire detect fit` on normal films, and export it with "
                 "`afire export --detector`."
             )
-        films = self._films(images)
-        found = [self.detector.score(part) for part in _parts(films)]
-        score = np.concatenate([one.score for one in found])
-        restored = [one.restored for one in found if one.restored is not None]
+        tensor = self._tensor(images)
+        results = [self.detector.score(batch) for batch in _batches(tensor)]
+        score = np.concatenate([result.score for result in results])
+        restored = [result.restored for result in results if result.restored is not None]
         return Detection(
             score=score,
             p_value=self.detector.calibration.p_values(score),
             alarm=score >= self.detector.threshold,
-            heatmap=np.concatenate([one.heat for one in found]),
+            heatmap=np.concatenate([result.heat for result in results]),
             restored=np.concatenate(restored) if restored else None,
-            objections=self.detector.domain.objections(films),
+            objections=self.detector.domain.objections(tensor),
         )
 
     @torch.inference_mode()
     def _each(self, images: Images, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Batch by batch, so that memory does not grow with the number of films."""
-        return torch.cat([compute(part.to(self.device)) for part in _parts(self._films(images))])
+        """Batch by batch, so that memory does not grow with the number of images."""
+        return torch.cat([compute(batch.to(self.device)) for batch in _batches(self._tensor(images))])
 
-    def _films(self, images: Images) -> Tensor:
-        """Films (B, C, H, W) from whatever was given."""
+    def _tensor(self, images: Images) -> Tensor:
+        """Images (B, C, H, W) from whatever was given."""
         if isinstance(images, Tensor):
-            films = images
+            tensor = images
         elif isinstance(images, np.ndarray):
-            films = torch.from_numpy(np.ascontiguousarray(images))
+            tensor = torch.from_numpy(np.ascontiguousarray(images))
         else:
             return self.read(images)
-        if films.ndim in (2, 3):
-            films = films[None, None] if films.ndim == 2 else films[:, None]
-        return films.float() if films.is_floating_point() else films
+        if tensor.ndim in (2, 3):
+            tensor = tensor[None, None] if tensor.ndim == 2 else tensor[:, None]
+        return tensor.float() if tensor.is_floating_point() else tensor
 
     def __repr__(self) -> str:
         encoder = self.config.encoder
@@ -156,5 +156,5 @@ def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto")
     return Model(network, weights.name, detector).to(pick_device(device))
 
 
-def _parts(films: Tensor) -> Iterator[Tensor]:
-    yield from torch.split(films, _BATCH) if len(films) else (films,)
+def _batches(images: Tensor) -> Iterator[Tensor]:
+    yield from torch.split(images, _BATCH) if len(images) else (images,)

@@ -1,8 +1,6 @@
-"""``afire export``: weights as a bundle that explains and checks itself, or in the format of another library.
-
-``afire verify``: is a bundle whole, and does it say here what it said where it was exported?
-
-``afire push``: a bundle to the Hugging Face hub, or into this machine's cache of it.
+"""Weights for others. ``afire export``: a bundle that explains and checks itself, or the format of another library.
+``afire verify``: is a bundle whole, and are its outputs here those of where it was exported? ``afire push``: a bundle
+to the Hugging Face hub, or into this machine's cache of it.
 """
 
 from __future__ import annotations
@@ -15,11 +13,8 @@ import typer
 from afire.cli.options import ConfigFile, Preset, Quiet, Set, Verbose
 
 if TYPE_CHECKING:
+    from afire.export.verify import Check, Difference
     from afire.export.write import Conversion
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from afire.export.verify import Check
 
 
 def export(
@@ -69,8 +64,8 @@ def export(
             weights, out, licence=licence, results=results or (), detector=detector, name=name, force=force
         )
         if not quiet:
-            parts = ", ".join([*bundle.about["parts"], *(["detector"] if bundle.detector else [])])
-            screen.print(f"{out}: {parts}; hash {bundle.hash[:16]}", soft_wrap=True, markup=False, highlight=False)
+            inside = ", ".join([*bundle.components, *(["detector"] if bundle.detector else [])])
+            screen.print(f"{out}: {inside}; hash {bundle.hash[:16]}", soft_wrap=True, markup=False, highlight=False)
         return
     from afire.cli.options import asked_config
     from afire.export.formats import FORMATS
@@ -80,8 +75,8 @@ def export(
 
     opened = open_weights(weights, asked_config(preset, config_file, overrides), network=network)
     with_detector = detector is not None or (form == "onnx" and preprocess != "none")
-    finder = find_detector(opened, detector) if with_detector else None
-    done = convert(opened, out, FORMATS[form], detector=finder, preprocess=preprocess, force=force)
+    fitted = find_detector(opened, detector) if with_detector else None
+    done = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)
     if not quiet:
         for line in _lines(done, FORMATS[form].backend):
             screen.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -92,8 +87,8 @@ def _lines(done: Conversion, backend: str) -> list[str]:
     if done.note:
         return [done.note]
     return [
-        f"{one.output} of {backend}: largest difference {one.largest:.1e}, allowed {one.bound:.1e}"
-        for one in done.differences
+        f"{difference.output} of {backend}: largest difference {difference.largest:.1e}, allowed {difference.bound:.1e}"
+        for difference in done.differences
     ]
 
 
@@ -139,14 +134,16 @@ def verify(
 def _line(check: Check, verbose: bool) -> str:
     if check.note:
         return f"{check.backend}: {check.note}"
-    worst = max(check.differences, key=lambda one: one.largest / one.bound)
-    word = "equal" if check.equal else "NOT EQUAL"
-    line = (
-        f"{check.backend}: {word}, largest difference {worst.largest:.1e} ({worst.output}, allowed {worst.bound:.1e})"
-    )
+    worst = max(check.differences, key=lambda difference: difference.largest / difference.bound)
+    verdict = "equal" if check.equal else "NOT EQUAL"
+    line = f"{check.backend}: {verdict}, largest difference {_size(worst)}"
     if verbose or not check.equal:
-        line += "".join(f"\n    {one.output}: {one.largest:.1e}, allowed {one.bound:.1e}" for one in check.differences)
+        line += "".join(f"\n    {_size(difference)}" for difference in check.differences)
     return line
+
+
+def _size(difference: Difference) -> str:
+    return f"{difference.largest:.1e} ({difference.output}, allowed {difference.bound:.1e})"
 
 
 def push(

@@ -1,6 +1,7 @@
-"""The page beside an export: what it is, how it is opened, and what the format cannot say.
+"""The README.md of an export: the model card of a bundle, or the page beside the format of another library.
 
-The model card: what a bundle is, made from, measured at and not good for, generated from what the run wrote.
+A card says what the weights are, what they were made from, how they were measured and what they are not good for, all
+from what the run wrote. A format's page says how it is opened, and what the format cannot say.
 """
 
 from __future__ import annotations
@@ -16,29 +17,29 @@ from afire.export.onnx import Preprocess
 from afire.export.verify import TOLERANCE
 from afire.weights.open import Weights
 
-_FILM = """std, mean = torch.std_mean(films, dim=(1, 2, 3), correction=0, keepdim=True)
-films = (films - mean) / std.clamp_min(1e-3)
+_FILM = """std, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
+images = (images - mean) / std.clamp_min(1e-3)
 """
 _OPEN = {
     "timm": """import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True, num_classes=0).eval()
-tokens = model.forward_features(films)[:, 1:]  # (B, L, D); the class token stands first
+tokens = model.forward_features(images)[:, 1:]  # (B, L, D); the class token stands first
 """,
     "hf": """from transformers import ViTModel
 
 model = ViTModel.from_pretrained("FOLDER", add_pooling_layer=False).eval()
-tokens = model(pixel_values=films).last_hidden_state[:, 1:]  # (B, L, D); the class token stands first
+tokens = model(pixel_values=images).last_hidden_state[:, 1:]  # (B, L, D); the class token stands first
 """,
     "onnx": """import onnxruntime
 
 session = onnxruntime.InferenceSession("FOLDER/encoder.onnx")
-tokens, embedding = session.run(["tokens", "embedding"], {"images": films})  # float32; (B, L, D) and (B, D)
+tokens, embedding = session.run(["tokens", "embedding"], {"images": images})  # float32; (B, L, D) and (B, D)
 """,
     "torch": """import torch
 
 model = torch.export.load("FOLDER/encoder.pt2").module()
-tokens, embedding = model(films)  # (B, L, D) and (B, D)
+tokens, embedding = model(images)  # (B, L, D) and (B, D)
 """,
 }
 _NORMALISE = {
@@ -53,7 +54,7 @@ def format_readme(
 ) -> str:
     """The text of ``README.md`` of an export to another library."""
     image = backbone.config.image
-    parts = [
+    sections = [
         f"# {backbone.name} for {form.backend}",
         f"The encoder of `{backbone.name}` (hash `{backbone.hash[:16]}`), exported by afire {__version__}.",
         f"```python\n{_OPEN[form.name]}```",
@@ -64,7 +65,7 @@ def format_readme(
         "`preprocessing.json` says how a film becomes the input.",
         "Research software, not a medical device.\n",
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(section for section in sections if section)
 
 
 def _detector_readme(detector: Mapping[str, Any]) -> str:
@@ -74,11 +75,11 @@ def _detector_readme(detector: Mapping[str, Any]) -> str:
 
 ```python
 session = onnxruntime.InferenceSession("FOLDER/detector.onnx")
-score, p_value, heatmap = session.run(["score", "p_value", "heatmap"], {{"images": films}})
+score, p_value, heatmap = session.run(["score", "p_value", "heatmap"], {{"images": images}})
 ```
 
 Larger scores are more abnormal ({detector["score"]}). At a false-alarm rate of {detector["false_alarms"]:g} a film
-alarms {threshold}, by {detector["calibration_films"]} normal films of `{detector["data"]}`. The heatmap
+is flagged {threshold}, by {detector["calibration_films"]} normal films of `{detector["data"]}`. The heatmap
 (B, rows, columns) is in sd of normal films: show nothing below {scale["low"]:.3g}, all from {scale["high"]:.3g} on.
 The graph does not ask whether a film is of the kind it knows; afire does."""
 
@@ -88,11 +89,11 @@ def _input(image: ImageConfig, form: str, preprocess: Preprocess) -> str:
     if form in ("timm", "hf") or preprocess == "none":
         shape = f"(B, {channels}, {size}, {size})"
         how = _NORMALISE[image.normalise]
-        return f"`films` is float32 {shape}: grey in [0, 1] with black = 0, then normalised by {how}."
+        return f"`images` is float32 {shape}: grey in [0, 1] with black = 0, then normalised by {how}."
     side = f"{size}, {size}" if preprocess == "normalise" else "H, W"
     resized = " Any height and width: the graph squashes them." if preprocess == "resize" else ""
     return (
-        f"`films` is float32 (B, 1, {side}), grey in [0, 1] with black = 0; the graph normalises them itself.{resized}"
+        f"`images` is float32 (B, 1, {side}), grey in [0, 1] with black = 0; the graph normalises them itself.{resized}"
     )
 
 
@@ -128,7 +129,7 @@ _DISCLAIMER = "Research software, not a medical device."
 
 
 def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str, int]) -> str:
-    """The text of ``README.md``; ``sizes`` are the numbers of each part's parameters."""
+    """The text of ``README.md``; ``sizes`` are the numbers of parameters of each component."""
     sections = [
         _front_matter(about["licence"]),
         f"# {name}\n\n**{_DISCLAIMER}** A vision transformer for radiographs, pre-trained on normal films by"
@@ -164,9 +165,9 @@ def _use() -> str:
 import afire
 
 model = afire.load("path/of/this/folder")    # or hf://owner/name
-films = model.read(["film.png"])             # PNG, JPEG, TIFF or DICOM -> (B, 1, S, S) in [0, 1]
-tokens = model.encode(films)                 # (B, L, D)
-vector = model.embed(films)                  # (B, D), their mean
+images = model.read(["film.png"])            # PNG, JPEG, TIFF or DICOM -> (B, 1, S, S) in [0, 1]
+tokens = model.encode(images)                # (B, L, D)
+vector = model.embed(images)                 # (B, D), their mean
 ```
 
 `afire verify FOLDER` recomputes the outputs for the sample film and says whether they are those of the exporter.
@@ -187,13 +188,15 @@ def _data(source: Mapping[str, Any]) -> str:
 def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     image, encoder, losses = config.image, config.encoder, config.losses
     summary, trained = source.get("summary") or {}, source.get("trained_with") or {}
-    weights = ", ".join(f"{one} {getattr(losses, one):g}" for one in ("structure", "category", "restoration", "lesion"))
+    weights = ", ".join(
+        f"{name} {getattr(losses, name):g}" for name in ("structure", "category", "restoration", "lesion")
+    )
     recipe, changed = config.training, " with changes" if trained.get("changed") else ""
     rows = {
         "input": f"{image.size} x {image.size} px, {image.channels} channel, {image.fit}, normalise {image.normalise}",
         "encoder": f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}, "
         f"{encoder.positions} positions",
-        "numbers in each part": ", ".join(f"{part} {count:,}" for part, count in sizes.items()),
+        "numbers in each part": ", ".join(f"{name} {count:,}" for name, count in sizes.items()),
         "losses": f"{weights}; tau {losses.temperature:g}; head {config.head.form}, K = {config.head.clusters}",
         "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size} x {summary.get('processes', 1)}, learning rate "
         f"{recipe.learning_rate:g} per 256, seed {config.seed}",
@@ -240,7 +243,7 @@ def _detector(detector: Mapping[str, Any] | None) -> str:
     threshold = "none" if detector["threshold"] is None else f"{detector['threshold']:.4g}"
     notes = "".join(f"\n\nNote: {note}." for note in detector["notes"])
     return (
-        f"## Detector\n\n`model.detect(films)` gives each film a score ({detector['score']}; larger = more abnormal), "
+        f"## Detector\n\n`model.detect(images)` gives each image a score ({detector['score']}; larger is more abnormal), "
         f"a p-value and a heatmap. Fitted on {detector['fitted_on']} normal films of `{detector['data']}`, calibrated"
         f" on {detector['calibration_films']} others: a false-alarm rate of {detector['false_alarms']:g} is reached at "
         f"a score of {threshold}. This holds for films from where those came from; fit it again for others.{notes}"
@@ -269,4 +272,4 @@ def _files() -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(str(entry).replace("|", "\\|") for entry in line) + " |" for line in lines)

@@ -1,12 +1,11 @@
-"""From a film to the network's input, as numbers that other tools can follow.
+"""The encoder in the formats of other libraries: how each is written, and how the library runs it for comparison.
 
-A folder that timm opens: ``timm.create_model("local-dir:FOLDER")``, or a state dict for its VisionTransformer.
+- timm: a folder for ``timm.create_model("local-dir:FOLDER")``
+- transformers: a folder for ``ViTModel.from_pretrained(FOLDER, add_pooling_layer=False)``
+- torch.export: ``encoder.pt2``, a graph that ``torch.export.load`` opens without afire; the batch size is free
+- onnxruntime: see :mod:`afire.export.onnx`
 
-A folder that transformers opens as a plain ViT: ``ViTModel.from_pretrained(FOLDER, add_pooling_layer=False)``.
-
-``encoder.pt2``: a graph that ``torch.export.load`` opens without afire. Batch size is free.
-
-The encoder in the formats of other libraries. Each can be written, and run there to compare it with ours.
+What comes before the encoder, from a film to its input, is described in numbers that other tools can follow.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def constants(image: ImageConfig) -> tuple[list[float], list[float]] | None:
     return mean * repeat, std * repeat
 
 
-def describe(image: ImageConfig) -> dict[str, Any]:
-    """What ``preprocessing.json`` holds."""
+def preprocessing(image: ImageConfig) -> dict[str, Any]:
+    """What ``preprocessing.json`` holds: from a film to the network's input."""
     known = constants(image)
     return {
         "size": image.size,
@@ -68,7 +67,7 @@ def describe(image: ImageConfig) -> dict[str, Any]:
 TIMM_WEIGHTS, TIMM_CONFIG = "model.safetensors", "config.json"
 
 
-def arguments(backbone: Weights) -> dict[str, Any]:
+def timm_arguments(backbone: Weights) -> dict[str, Any]:
     """Of ``timm.models.vision_transformer.VisionTransformer``."""
     encoder, image = backbone.config.encoder, backbone.config.image
     return {
@@ -83,7 +82,7 @@ def arguments(backbone: Weights) -> dict[str, Any]:
 
 
 def write_timm(folder: Path, backbone: Weights) -> None:
-    image, model_args = backbone.config.image, arguments(backbone)
+    image, model_args = backbone.config.image, timm_arguments(backbone)
     write_tensors(folder / TIMM_WEIGHTS, backbone.trunk.state_dict())
     channels, size = model_args.pop("in_chans"), image.size
     mean, std = constants(image) or ([0.0] * channels, [1.0] * channels)
@@ -106,19 +105,19 @@ def write_timm(folder: Path, backbone: Weights) -> None:
 
 
 @torch.no_grad()
-def run_timm(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
+def run_timm(folder: Path, backbone: Weights, images: Tensor) -> dict[str, Tensor]:
     from timm.models.vision_transformer import VisionTransformer
 
-    network = VisionTransformer(**arguments(backbone)).eval()
+    network = VisionTransformer(**timm_arguments(backbone)).eval()
     network.load_state_dict(read_tensors(folder / TIMM_WEIGHTS), strict=True)
-    tokens = network.forward_features(backbone.normalise(films))[:, 1:]
+    tokens = network.forward_features(backbone.normalise(images))[:, 1:]
     return {"tokens": tokens, "embedding": tokens.mean(dim=1)}
 
 
 HF_WEIGHTS, HF_CONFIG, PROCESSOR = "model.safetensors", "config.json", "preprocessor_config.json"
 
 
-def model_config(config: Config) -> dict[str, Any]:
+def hf_config(config: Config) -> dict[str, Any]:
     """``ViTConfig`` as JSON."""
     encoder, image = config.encoder, config.image
     return {
@@ -140,7 +139,7 @@ def model_config(config: Config) -> dict[str, Any]:
     }
 
 
-def processor_config(config: Config) -> dict[str, Any]:
+def hf_processor_config(config: Config) -> dict[str, Any]:
     """``ViTImageProcessor`` as JSON. It knows no mean and std of each film: with normalise film it leaves them out."""
     image = config.image
     known = constants(image)
@@ -161,17 +160,17 @@ def processor_config(config: Config) -> dict[str, Any]:
 
 def write_hf(folder: Path, backbone: Weights) -> None:
     write_tensors(folder / HF_WEIGHTS, to_huggingface(backbone.trunk.state_dict()))
-    write_json(folder / HF_CONFIG, model_config(backbone.config))
-    write_json(folder / PROCESSOR, processor_config(backbone.config))
+    write_json(folder / HF_CONFIG, hf_config(backbone.config))
+    write_json(folder / PROCESSOR, hf_processor_config(backbone.config))
 
 
 @torch.no_grad()
-def run_hf(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
+def run_hf(folder: Path, backbone: Weights, images: Tensor) -> dict[str, Tensor]:
     with _quiet_transformers():
         from transformers import ViTModel
 
         network = ViTModel.from_pretrained(folder, add_pooling_layer=False, local_files_only=True).eval()
-    tokens = network(pixel_values=backbone.normalise(films)).last_hidden_state[:, 1:]
+    tokens = network(pixel_values=backbone.normalise(images)).last_hidden_state[:, 1:]
     return {"tokens": tokens, "embedding": tokens.mean(dim=1)}
 
 
@@ -191,20 +190,17 @@ def _quiet_transformers() -> Iterator[None]:
             theirs.enable_progress_bar()
 
 
-FILE = "encoder.pt2"
+TORCH_FILE = "encoder.pt2"
 
 
 def write_torch_export(folder: Path, backbone: Weights, preprocess: Preprocess = "normalise") -> None:
-    torch.export.save(EncoderGraph(backbone, preprocess).trace(), folder / FILE)
+    torch.export.save(EncoderGraph(backbone, preprocess).trace(), folder / TORCH_FILE)
 
 
 @torch.no_grad()
-def run_torch_export(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
-    tokens, embedding = torch.export.load(folder / FILE).module()(films)
+def run_torch_export(folder: Path, backbone: Weights, images: Tensor) -> dict[str, Tensor]:
+    tokens, embedding = torch.export.load(folder / TORCH_FILE).module()(images)
     return {"tokens": tokens, "embedding": embedding}
-
-
-__all__ = ["FORMATS", "Format", "missing"]
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ class Format:
     """Who runs it."""
     write: Callable[[Path, Weights], None]
     run: Callable[[Path, Weights, Tensor], dict[str, Tensor]]
-    """(folder, ours, films (B, 1, S, S) in [0, 1]) -> ``tokens`` (B, L, D) and what else it gives."""
+    """(folder, ours, images (B, 1, S, S) in [0, 1]) -> ``tokens`` (B, L, D) and what else it gives."""
     needs_to_write: tuple[str, ...] = ()
     needs_to_run: tuple[str, ...] = ()
     extra: str = ""
@@ -237,8 +233,8 @@ def missing(modules: tuple[str, ...]) -> list[str]:
 
 
 FORMATS = {
-    one.name: one
-    for one in (
+    form.name: form
+    for form in (
         Format("timm", "timm", write_timm, run_timm, needs_to_run=("timm", "torchvision"), extra="timm"),
         Format(
             "hf",

@@ -137,9 +137,9 @@ def write_detector_graph(folder: Path, detector: Detector, preprocess: Preproces
         save(DetectorGraph(detector, preprocess).trace(), folder / DETECTOR_FILE, OUTPUTS)
 
 
-def run_detector_graph(folder: Path, films: Tensor) -> dict[str, Tensor]:
+def run_detector_graph(folder: Path, images: Tensor) -> dict[str, Tensor]:
     """What onnxruntime makes of it, by name of the output."""
-    return run_file(folder / DETECTOR_FILE, films)
+    return run_file(folder / DETECTOR_FILE, images)
 
 
 ONNX_FILE = "encoder.onnx"
@@ -181,18 +181,18 @@ def _name_free_sides(converted: Any) -> None:
                 value.shape[place] = names[str(size.value)]
 
 
-def run_onnx(folder: Path, backbone: Weights, films: Tensor) -> dict[str, Tensor]:
-    return run_file(folder / ONNX_FILE, films)
+def run_onnx(folder: Path, backbone: Weights, images: Tensor) -> dict[str, Tensor]:
+    return run_file(folder / ONNX_FILE, images)
 
 
-def run_file(file: Path, films: Tensor) -> dict[str, Tensor]:
-    """All outputs of a graph for films, by name, on the CPU."""
+def run_file(file: Path, images: Tensor) -> dict[str, Tensor]:
+    """All outputs of a graph for images, by name, on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
-    found = session.run(names, {"images": films.numpy()})
-    return {name: torch.from_numpy(array) for name, array in zip(names, found, strict=True)}
+    arrays = session.run(names, {"images": images.numpy()})
+    return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
 
 
 @contextmanager

@@ -1,9 +1,7 @@
-"""A phantom film and what the networks say about it, so that whoever receives weights can see that they work.
+"""Do weights give here what they gave where they were exported? Asked of every library that is installed.
 
-The film is drawn, no patient's. It is larger than the network's input and not square, so that reading and resizing are
-part of what is compared.
-
-Does a bundle say here what it said where it was exported? Asked of every library that is installed.
+An export carries a sample: a drawn film, no patient's, and the outputs of the networks for it. The film is larger than
+the network's input and not square, so that reading and resizing are compared too.
 """
 
 from __future__ import annotations
@@ -78,22 +76,22 @@ def read_whole(file: Path) -> Tensor:
 
 @torch.no_grad()
 def outputs(model: AFiRe, film: Tensor) -> dict[str, Tensor]:
-    """All that a model says about a film (1, 1, S, S) in [0, 1]; what it has no part for is left out.
+    """All that a model says about a film (1, 1, S, S) in [0, 1]; what it has no network for is left out.
 
     ``tokens``, ``student_tokens`` (1, L, D), ``embedding`` (1, D), ``log_q`` (1, L, K), ``surprise`` (1, L),
     ``restored`` (1, L, P), ``lesion_logits`` (1, L).
     """
     tokens = model.encode(film)
-    found = {"tokens": tokens, "embedding": tokens.mean(dim=1), "student_tokens": model.encode(film, "student")}
+    given = {"tokens": tokens, "embedding": tokens.mean(dim=1), "student_tokens": model.encode(film, "student")}
     if model.teacher.head is not None and model.config.losses.contrast == "probability":
-        found["log_q"] = model.assign(film)
+        given["log_q"] = model.assign(film)
         if model.bank is not None:
-            found["surprise"] = surprise(found["log_q"], model.prototypes)
+            given["surprise"] = surprise(given["log_q"], model.prototypes)
     if model.decoder is not None:
-        found["restored"] = model.restore(film)
+        given["restored"] = model.restore(film)
     if model.lesion_classifier is not None:
-        found["lesion_logits"] = model.lesion_logits(film)
-    return {name: tensor.float().cpu() for name, tensor in found.items()}
+        given["lesion_logits"] = model.lesion_logits(film)
+    return {name: tensor.float().cpu() for name, tensor in given.items()}
 
 
 def write_expected(folder: Path, expected: Mapping[str, Tensor]) -> None:
@@ -104,16 +102,16 @@ def read_expected(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / SAMPLE / EXPECTED)
 
 
-def compare(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[Difference]:
-    """The largest difference of every output that was found; another shape is infinitely far away."""
-    return [_difference(name, expected[name], tensor) for name, tensor in found.items() if name in expected]
+def compare(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[Difference]:
+    """The largest difference of every output that is given; another shape is infinitely far away."""
+    return [_difference(name, expected[name], tensor) for name, tensor in given.items() if name in expected]
 
 
-def _difference(name: str, expected: Tensor, found: Tensor) -> Difference:
+def _difference(name: str, expected: Tensor, given: Tensor) -> Difference:
     bound = TOLERANCE * max(1.0, float(expected.abs().max()))
-    if expected.shape != found.shape:
+    if expected.shape != given.shape:
         return Difference(name, float("inf"), bound)
-    return Difference(name, float((found.float().cpu() - expected).abs().max()), bound)
+    return Difference(name, float((given.float().cpu() - expected).abs().max()), bound)
 
 
 @dataclass(frozen=True)
@@ -130,7 +128,7 @@ class Check:
         """None where the library is not here."""
         if self.failed:
             return False
-        return all(one.equal for one in self.differences) if self.differences else None
+        return all(difference.equal for difference in self.differences) if self.differences else None
 
 
 def verify_bundle(bundle: Bundle) -> Iterator[Check]:
@@ -143,39 +141,39 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
     detector = Detector.load(bundle.detector) if bundle.detector is not None else None
     for device in devices():
         yield _guarded(f"torch {device}", expected, partial(_on_device, weights.method, detector, film, device))
-    for one in FORMATS.values():
-        absent = missing(one.needs_to_write + one.needs_to_run)
+    for form in FORMATS.values():
+        absent = missing(form.needs_to_write + form.needs_to_run)
         if absent:
-            yield Check(one.backend, note=f"not run, not installed: {', '.join(absent)}")
+            yield Check(form.backend, note=f"not run, not installed: {', '.join(absent)}")
         else:
-            yield _guarded(one.backend, expected, partial(_through, one, weights, detector, film))
+            yield _guarded(form.backend, expected, partial(_through, form, weights, detector, film))
 
 
 def _through(form: Format, backbone: Weights, detector: Detector | None, film: Tensor) -> dict[str, Tensor]:
     """What another library says, by way of its files."""
     with tempfile.TemporaryDirectory(prefix="afire-") as name:
         form.write(Path(name), backbone)
-        found = form.run(Path(name), backbone, film)
+        given = form.run(Path(name), backbone, film)
         if form.name == "onnx" and detector is not None:
             onnx.write_detector_graph(Path(name), detector)
-            found |= onnx.run_detector_graph(Path(name), film)
-        return found
+            given |= onnx.run_detector_graph(Path(name), film)
+        return given
 
 
 def devices() -> list[str]:
     """The kinds of device that torch sees here."""
-    found = ["cpu"]
-    found += ["cuda"] if torch.cuda.is_available() else []
-    return found + (["mps"] if torch.backends.mps.is_available() else [])
+    cuda = ["cuda"] if torch.cuda.is_available() else []
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return ["cpu", *cuda, *mps]
 
 
 def _on_device(model: AFiRe, detector: Detector | None, film: Tensor, device: str) -> dict[str, Tensor]:
-    found = outputs(model.to(device), film.to(device))
+    given = outputs(model.to(device), film.to(device))
     model.to("cpu")
     if detector is not None:
-        found |= detector_outputs(detector.to(device), film)
+        given |= detector_outputs(detector.to(device), film)
         detector.to("cpu")
-    return found
+    return given
 
 
 def _guarded(backend: str, expected: Mapping[str, Tensor], compute: Callable[[], Mapping[str, Tensor]]) -> Check:

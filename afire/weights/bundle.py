@@ -12,7 +12,7 @@
         sample/                a phantom film and what the networks say about it
         manifest.json          the SHA-256 of every file above
 
-Parts that a model does not have are left out. Nothing is used before its hash was compared.
+Components that a model does not have are left out. Nothing is used before its hash was compared.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ FORMAT = 1
 CONFIG, MANIFEST, CARD, PREPROCESSING = "config.json", "manifest.json", "README.md", "preprocessing.json"
 DETECTOR, SAMPLE = "detector", "sample"
 _VERSION_KEY = "afire_bundle"
-# Part of a bundle: how its tensors are called in AFiRe, and here.
-_PARTS: dict[str, tuple[tuple[str, str], ...]] = {
+# Component of a bundle: how its tensors are called in AFiRe, and here.
+_COMPONENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "encoder": (("teacher.encoder.", ""),),
     "student": (("student.encoder.", ""),),
     "head": (("teacher.head.", "teacher."), ("student.head.", "student.")),
@@ -43,7 +43,7 @@ _PARTS: dict[str, tuple[tuple[str, str], ...]] = {
     "prototypes": (("bank.", ""),),
     "lesion_classifier": (("lesion_classifier.", ""),),
 }
-PARTS = tuple(_PARTS)
+COMPONENTS = tuple(_COMPONENTS)
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,25 @@ class Bundle:
     """Of all files and their names."""
 
     @property
+    def components(self) -> list[str]:
+        """Names of the files of tensors."""
+        return list(self.about["parts"])
+
+    @property
     def detector(self) -> Path | None:
         """The folder of the detector inside, if there is one."""
         return self.folder / DETECTOR if (self.folder / DETECTOR).is_dir() else None
 
     def encoder_file(self, network: Network = "teacher") -> Path:
         """The file of the teacher's or the student's encoder."""
-        part = "encoder" if network == "teacher" else "student"
-        if part not in self.about["parts"]:
-            raise UserError(f"{self.folder} holds no {network}; it has {', '.join(self.about['parts'])}.")
-        return part_file(self.folder, part)
+        component = "encoder" if network == "teacher" else "student"
+        if component not in self.components:
+            raise UserError(f"{self.folder} holds no {network}; it has {', '.join(self.components)}.")
+        return component_file(self.folder, component)
 
 
-def part_file(folder: Path, part: str) -> Path:
-    return folder / f"{part}.safetensors"
+def component_file(folder: Path, component: str) -> Path:
+    return folder / f"{component}.safetensors"
 
 
 def is_bundle(folder: Path) -> bool:
@@ -87,7 +92,7 @@ def is_bundle(folder: Path) -> bool:
 
 
 def open_bundle(folder: Path) -> Bundle:
-    """Check the format, then every file against its hash, then the settings; each failure is a sentence."""
+    """Check the format, then every file against its hash, then the settings; each failure is a message."""
     require_folder(folder, "bundle")
     about = _read_config(folder)
     content = check_files(folder)
@@ -104,9 +109,9 @@ def open_bundle(folder: Path) -> Bundle:
     return Bundle(folder, config, about, content)
 
 
-def describe(config: Config, parts: list[str], **facts: Any) -> dict[str, Any]:
+def describe(config: Config, components: list[str], **facts: Any) -> dict[str, Any]:
     """What ``config.json`` holds."""
-    return {_VERSION_KEY: FORMAT, "afire": __version__, "parts": parts, **facts, "settings": config.model_dump()}
+    return {_VERSION_KEY: FORMAT, "afire": __version__, "parts": components, **facts, "settings": config.model_dump()}
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
@@ -115,9 +120,9 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
     about: Mapping[str, Any] = read_json(folder / CONFIG)
     version = about.get(_VERSION_KEY) if isinstance(about, Mapping) else None
     if version != FORMAT:
-        found = "no bundle of afire" if version is None else f"a bundle of format {version}"
+        kind = "no bundle of afire" if version is None else f"a bundle of format {version}"
         raise UserError(
-            f"{folder} is {found}, and afire {__version__} reads format {FORMAT}; "
+            f"{folder} is {kind}, and afire {__version__} reads format {FORMAT}; "
             "use the afire version that wrote it, or export it again."
         )
     return about
@@ -134,7 +139,7 @@ def list_files(folder: Path) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> str:
-    """Compare every file with ``manifest.json``; the hash of the list, or a sentence that names the first bad file."""
+    """Compare every file with ``manifest.json``; the hash of the list, or a message that names the first bad file."""
     if not (folder / MANIFEST).is_file():
         raise UserError(f"{folder} lacks {MANIFEST}; the bundle is not whole, get it again.")
     manifest = read_json(folder / MANIFEST)
@@ -158,10 +163,10 @@ def check_files(folder: Path) -> str:
 
 def _check_listed(folder: Path, about: Mapping[str, Any]) -> None:
     """Nothing that the bundle names or that lies where its files lie may be missing in the manifest: it has no hash."""
-    parts = about.get("parts")
-    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+    components = about.get("parts")
+    if not isinstance(components, list) or not all(isinstance(name, str) for name in components):
         raise UserError(f"{folder / CONFIG} names no parts; export the bundle again.")
-    own = {CARD, PREPROCESSING, *(part_file(Path(), part).as_posix() for part in parts)}
+    own = {CARD, PREPROCESSING, *(component_file(Path(), name).as_posix() for name in components)}
     listed = set(read_json(folder / MANIFEST)["files"])
     unhashed = sorted(own - listed) + [name for name in unlisted_files(folder) if _is_own(name)]
     if unhashed:
@@ -184,33 +189,32 @@ def _file_names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
-def split_parts(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """AFiRe's state dict by part of the bundle; parts the model does not have are left out."""
-    parts: dict[str, dict[str, Tensor]] = {}
+def split_components(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """AFiRe's state dict by component of the bundle; those the model does not have are left out."""
+    components: dict[str, dict[str, Tensor]] = {name: {} for name in _COMPONENTS}
     for name, tensor in state.items():
-        part, short = _place(name)
-        parts.setdefault(part, {})[short] = tensor
-    return parts
+        component, short = _place(name)
+        components[component][short] = tensor
+    return {name: tensors for name, tensors in components.items() if tensors}
 
 
-def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The inverse of :func:`split_parts`."""
+def join_components(components: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The inverse of :func:`split_components`."""
     state: dict[str, Tensor] = {}
-    for part, tensors in parts.items():
+    for component, tensors in components.items():
         for short, tensor in tensors.items():
-            long = next(
-                (before + short.removeprefix(here) for before, here in _PARTS[part] if short.startswith(here)), ""
-            )
+            prefixes = _COMPONENTS[component]
+            long = next((before + short.removeprefix(here) for before, here in prefixes if short.startswith(here)), "")
             state[long or short] = tensor
     return state
 
 
 def _place(name: str) -> tuple[str, str]:
-    for part, prefixes in _PARTS.items():
+    for component, prefixes in _COMPONENTS.items():
         for before, here in prefixes:
             if name.startswith(before):
-                return part, here + name.removeprefix(before)
-    raise AssertionError(f"{name} belongs to no part of a bundle")
+                return component, here + name.removeprefix(before)
+    raise AssertionError(f"{name} belongs to no component of a bundle")
 
 
 def _list_hash(files: Mapping[str, Mapping[str, Any]]) -> str:

@@ -18,6 +18,9 @@ from afire.files import sha256_text, write_text
 from afire.progress import current_mode
 
 SCHEME = "hf://"
+_LEFTOVERS = [".cache", ".cache/*", ".git", ".git/*", ".DS_Store", ".part-*"]
+# Weights come as safetensors; the same ones again as pickles, or for other frameworks, are not fetched.
+_NOT_WEIGHTS = ["*.h5", "*.msgpack", "*.ot", "*.tflite"]
 _NAME = re.compile(r"hf:/{1,2}(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?/?")
 
 
@@ -38,11 +41,11 @@ def is_hub_name(weights: str | Path) -> bool:
 
 
 def parse_hub_name(weights: str | Path) -> HubName:
-    """``hf://owner/name`` or ``hf://owner/name@revision`` in its parts."""
-    found = _NAME.fullmatch(str(weights))
-    if found is None:
+    """``hf://owner/name`` or ``hf://owner/name@revision``, taken apart."""
+    match = _NAME.fullmatch(str(weights))
+    if match is None:
         raise UserError(f"{weights} is not hf://owner/name or hf://owner/name@revision.")
-    return HubName(found["repo"], found["revision"])
+    return HubName(match["repo"], match["revision"])
 
 
 def local_path(weights: str | Path) -> Path:
@@ -114,17 +117,12 @@ def install(folder: Path, name: HubName, content: str) -> Path:
     store = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model")
     snapshot = store / "snapshots" / commit
     if not snapshot.exists():
-        part = store / "snapshots" / f".part-{commit}"
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(folder, part, ignore=shutil.ignore_patterns(*_LEFTOVERS))
-        part.replace(snapshot)
+        unfinished = store / "snapshots" / f".part-{commit}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.copytree(folder, unfinished, ignore=shutil.ignore_patterns(*_LEFTOVERS))
+        unfinished.replace(snapshot)
     write_text(store / "refs" / (name.revision or constants.DEFAULT_REVISION), commit)
     return snapshot
-
-
-_LEFTOVERS = [".cache", ".cache/*", ".git", ".git/*", ".DS_Store", ".part-*"]
-# Weights come as safetensors; the same ones again as pickles, or for other frameworks, are not fetched.
-_NOT_WEIGHTS = ["*.h5", "*.msgpack", "*.ot", "*.tflite"]
 
 
 def _explain(error: Exception, name: HubName, what: str) -> UserError:

@@ -28,7 +28,7 @@ from afire.nn.vit import VisionTransformer, initialise
 from afire.training.checkpoint import MODEL, STATE, newest_checkpoint
 from afire.training.engine import Schedules
 from afire.training.run_folder import CONFIG
-from afire.weights.bundle import Bundle, is_bundle, join_parts, open_bundle, part_file
+from afire.weights.bundle import Bundle, component_file, is_bundle, join_components, open_bundle
 from afire.weights.files import load_encoder, read_tensors, tensor_hash
 from afire.weights.hub import bundle_name, is_hub_name, local_path
 
@@ -259,12 +259,12 @@ class BundleWeights(Weights):
         return f"{len(tensors)} tensors of the {self.network} from the bundle {self._place}"
 
     def _make_method(self) -> tuple[AFiRe, str]:
-        folder, about = self.bundle.folder, self.bundle.about
+        folder, names = self.bundle.folder, self.bundle.components
         method = AFiRe(self.config)
-        tensors = join_parts({part: read_tensors(part_file(folder, part)) for part in about["parts"]})
+        tensors = join_components({name: read_tensors(component_file(folder, name)) for name in names})
         self._check(method.state_dict(), tensors)
         method.load_state_dict(tensors)
-        method.teacher_temperature = float(about["teacher_temperature"])
+        method.teacher_temperature = float(self.bundle.about["teacher_temperature"])
         return method, f"the whole model from the bundle {self._place}"
 
     @property

@@ -12,7 +12,7 @@ import torch
 from afire.errors import UserError
 from afire.export import write as writing
 from afire.export.write import export_bundle
-from afire.weights.bundle import PARTS, open_bundle
+from afire.weights.bundle import COMPONENTS, open_bundle
 from afire.weights.open import open_weights
 from tests.export.conftest import make_run, smallest
 
@@ -22,7 +22,7 @@ def test_a_bundle_holds_the_whole_model(run_folder: Path, bundle_folder: Path) -
     assert ours.method_hash == theirs.method_hash
     assert theirs.method.teacher_temperature == pytest.approx(ours.method.teacher_temperature)
     assert theirs.method.config == ours.method.config
-    assert open_bundle(bundle_folder).about["parts"] == list(PARTS)
+    assert open_bundle(bundle_folder).about["parts"] == list(COMPONENTS)
     for network in ("teacher", "student"):
         assert (
             open_weights(str(bundle_folder), network=network).hash  # type: ignore[arg-type]
@@ -43,7 +43,7 @@ def test_a_bundle_holds_the_whole_model(run_folder: Path, bundle_folder: Path) -
 def test_models_without_a_part(tmp_path: Path, override: str, left_out: str) -> None:
     run = make_run(tmp_path / "run", smallest(override))
     bundle = export_bundle(run, tmp_path / "out")
-    assert set(bundle.about["parts"]) == set(PARTS) - {left_out}
+    assert set(bundle.about["parts"]) == set(COMPONENTS) - {left_out}
     assert open_weights(tmp_path / "out").method_hash == open_weights(run).method_hash
 
 

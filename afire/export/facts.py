@@ -1,0 +1,93 @@
+"""What a bundle tells about weights besides their numbers: the run, its films and its end, and measured results.
+
+Nothing that names a person, a machine or a path on it goes into a bundle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from afire.errors import UserError
+from afire.files import read_json
+from afire.tasks.results import Result, find_results, read_result
+from afire.training.checkpoint import STATE
+from afire.training.run_folder import DATA, ENVIRONMENT, SUMMARY
+from afire.weights.files import tensor_hash
+from afire.weights.open import BundleWeights, Weights
+
+_SUMMARY = ("status", "step", "steps", "epoch", "losses", "health", "parameters", "processes", "bad_films")
+_DATA = ("source", "films", "used", "hash")
+
+
+def source_facts(weights: Weights) -> dict[str, Any]:
+    """Where weights come from: a run's data, counts, end and environment; those of a bundle are passed on."""
+    if isinstance(weights, BundleWeights):
+        return dict(weights.bundle.about["source"])
+    run, state = weights.run, weights.file.parent / STATE
+    assert run is not None  # weights alone hold no method
+    environment = _read_if_there(run / ENVIRONMENT)
+    git = environment.get("git") or {}
+    return {
+        "run": run.resolve().name,
+        "step": _read_if_there(state).get("step"),
+        "data": _chosen(_read_if_there(run / DATA), _DATA),
+        "summary": _chosen(_read_if_there(run / SUMMARY), _SUMMARY),
+        "trained_with": {
+            "afire": environment.get("afire"),
+            "commit": git.get("commit"),
+            "changed": git.get("changed"),
+            "torch": (environment.get("packages") or {}).get("torch"),
+            "started": environment.get("started"),
+        },
+    }
+
+
+def measured(folders: Iterable[Path], weights: Weights) -> list[dict[str, Any]]:
+    """Results in ``folders`` as rows of the card; those of other weights are refused."""
+    branches = (weights.method.teacher, weights.method.student)
+    own = {weights.method_hash, *(tensor_hash(branch.encoder.state_dict()) for branch in branches)}
+    rows = []
+    for folder in folders:
+        for place in find_results(folder):
+            result = read_result(place)
+            if result.weights.get("hash") not in own:
+                raise UserError(
+                    f"the results in {place} were measured with other weights ({result.weights.get('name')}); "
+                    "a card quotes only those of the weights in the bundle."
+                )
+            rows.append(_row(result))
+    return rows
+
+
+def _row(result: Result) -> dict[str, Any]:
+    films = result.runs[0].films if result.runs else {}
+    return {
+        "task": result.task,
+        "method": result.method,
+        "data": result.data.get("name"),
+        "labels": result.labels,
+        "fraction": result.fraction,
+        "runs": len(result.runs),
+        "test_films": films.get("test"),
+        "split_hash": result.split_hash,
+        "metrics": {
+            name: {key: _number(getattr(value, key)) for key in ("mean", "sd", "low", "high")}
+            for name, value in result.metrics.items()
+        },
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _chosen(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
+
+
+def _read_if_there(file: Path) -> Mapping[str, Any]:
+    content: Mapping[str, Any] = read_json(file) if file.is_file() else {}
+    return content
