@@ -243,7 +243,7 @@ def _detector(detector: Mapping[str, Any] | None) -> str:
     threshold = "none" if detector["threshold"] is None else f"{detector['threshold']:.4g}"
     notes = "".join(f"\n\nNote: {note}." for note in detector["notes"])
     return (
-        f"## Detector\n\n`model.detect(images)` gives each image a score ({detector['score']}; larger is more abnormal), "
+        f"## Detector\n\n`model.detect(images)` gives each image a score ({detector['score']}; larger: more abnormal), "
         f"a p-value and a heatmap. Fitted on {detector['fitted_on']} normal films of `{detector['data']}`, calibrated"
         f" on {detector['calibration_films']} others: a false-alarm rate of {detector['false_alarms']:g} is reached at "
         f"a score of {threshold}. This holds for films from where those came from; fit it again for others.{notes}"
