@@ -70,7 +70,7 @@ def fit(
     No film with a finding is used. The choice and the numbers behind it are written to OUT/choice.md.
     """
     from afire.cli.tasks import stops_on_signal
-    from afire.data.pack import open_films
+    from afire.data.pack import config_for, open_films
     from afire.detect.fit import FitTask, detect_overrides, detect_settings, fit_detector, open_networks
     from afire.report.detect_tables import show_choice, write_choice
 
@@ -78,10 +78,11 @@ def fit(
     asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
     settings = detect_settings(asked)
     networks = open_networks(weights, preset, config_file, networks_own)
-    image = networks.config.image
+    config = config_for(networks.config, data)
+    image = config.image
     films = open_films(data, root, image.size, image.fit, image.voi)
     task = FitTask(
-        config=networks.config,
+        config=config,
         settings=settings,
         films=films,
         out=out,

@@ -84,7 +84,7 @@ def tsne(
         perplexity=perplexity,
         neighbours=_numbers(neighbours, "--neighbours"),
         network=network,
-        config=asked_config(preset, config_file, overrides),
+        config=asked_config(preset, config_file, overrides, data),
         device=device,
         force=force,
     )
@@ -127,7 +127,7 @@ def landmarks(
         perplexity=perplexity,
         neighbours=_numbers(neighbours, "--neighbours"),
         network=network,
-        config=asked_config(preset, config_file, overrides),
+        config=asked_config(preset, config_file, overrides, data),
         device=device,
         force=force,
     )

@@ -126,11 +126,17 @@ def parse_labels(text: str | None) -> list[str] | None:
     return [word.strip() for word in text.split(",") if word.strip()] or None
 
 
-def asked_config(preset: str | None, file: Path | None, overrides: list[str] | None) -> Config | None:
-    """The settings the user gave, or None where no option gave any: a run brings its own."""
+def asked_config(
+    preset: str | None, file: Path | None, overrides: list[str] | None, data: Path | None = None
+) -> Config | None:
+    """The settings the user gave, for films as ``data`` packs them; None without any, as a run brings its own."""
     from afire.config import load_config
+    from afire.data.pack import config_for
 
-    return load_config(preset, file, overrides or ()) if preset or file or overrides else None
+    if not (preset or file or overrides):
+        return None
+    config = load_config(preset, file, overrides or ())
+    return config_for(config, data) if data is not None else config
 
 
 def fraction_folder(out: Path, fraction: float, several: bool) -> Path:

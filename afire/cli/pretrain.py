@@ -84,14 +84,14 @@ def pretrain(
     import logging
 
     from afire.config import load_config
-    from afire.data.pack import is_pack, open_films
+    from afire.data.pack import config_for, is_pack, open_films
     from afire.data.splits import read_split
     from afire.training.batches import normal_training_rows
     from afire.training.loop import pretrain as run_pretraining
 
     logger = logging.getLogger("afire")
     settings = [*(overrides or ()), *([f"seed={seed}"] if seed is not None else [])]
-    config = load_config(preset, config_file, settings)
+    config = config_for(load_config(preset, config_file, settings), data)
     first = _is_first_process()
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
     chosen_split = read_split(split) if split is not None else None

@@ -407,8 +407,8 @@ def segment(
         from afire.data.pack import open_films
         from afire.report.task_figures import write_overlays
 
-        size = result.data["size"]  # type: ignore[attr-defined]
-        films = open_films(data, root, size)
+        image = result.config["image"]  # type: ignore[attr-defined]
+        films = open_films(data, root, image["size"], image["fit"], image["voi"])
         return write_overlays(folder, films, config.masks, predictions, overlays) if overlays else []  # type: ignore[arg-type]
 
     with stops_on_signal():
@@ -455,7 +455,8 @@ def embed(
     if out.exists() and not force:
         raise UserError(f"{out} already exists; add --force to replace it.")
     target = pick_device(device)
-    backbone = open_weights(weights, asked_config(preset, config_file, overrides), network=network, seed=seed)
+    asked = asked_config(preset, config_file, overrides, data)
+    backbone = open_weights(weights, asked, network=network, seed=seed)
     logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
     image = backbone.config.image
     films = open_films(data, root, image.size, image.fit, image.voi)

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from afire.config import Fit, Voi
+from afire.config import Config, Fit, ImageConfig, Voi
 from afire.data.decode import decode_film, read_file, read_film
 from afire.data.film import fit_square
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
@@ -273,6 +273,8 @@ class Films(Protocol):
 
     manifest: Manifest
     size: int
+    fit: Fit
+    voi: Voi
 
     def __len__(self) -> int: ...
 
@@ -292,7 +294,8 @@ class PackedFilms(Dataset[torch.Tensor]):
         self.folder = folder = Path(folder)
         self.summary = read_summary(folder)
         self.manifest = read_manifest(folder / MANIFEST)
-        self.size = self.summary.settings.size
+        settings = self.summary.settings
+        self.size, self.fit, self.voi = settings.size, settings.fit, settings.voi
         self._rows = self.manifest.table[ROW].to_numpy(dtype=np.int64)
         self._images = self._map()
 
@@ -352,12 +355,48 @@ class DecodedFilms(Dataset[torch.Tensor]):
 
 
 def open_films(
-    source: Path, root: Path | None = None, size: int = 224, fit: Fit = "squash", voi: Voi = "auto"
+    source: Path, root: Path | None = None, size: int = 224, fit: Fit | None = None, voi: Voi | None = None
 ) -> Films:
-    """Open a pack folder, a manifest file or a folder of images. A pack keeps the size it was made with."""
-    if is_pack(source):
-        return PackedFilms(source)
-    return DecodedFilms(open_manifest(source, root), size, fit, voi)
+    """Open a pack folder, a manifest file or a folder of images.
+
+    A pack keeps the size, fit and VOI it was made with; a ``fit`` or ``voi`` that differs from them is refused.
+    """
+    if not is_pack(source):
+        return DecodedFilms(open_manifest(source, root), size, fit or "squash", voi or "auto")
+    films = PackedFilms(source)
+    _refuse_other_reading(films, fit or films.fit, voi or films.voi, str(source))
+    return films
+
+
+def config_for(config: Config, source: Path) -> Config:
+    """``config`` with the fit and VOI of the pack ``source``, so that every film that comes later is read like those.
+
+    Settings that were given and say otherwise are refused. Without a pack the settings stay as they are.
+    """
+    if not is_pack(source):
+        return config
+    packed, image = read_summary(source).settings, config.image
+    given = image.model_fields_set
+    fit, voi = (getattr(image if name in given else packed, name) for name in ("fit", "voi"))
+    _refuse_other_reading(packed, fit, voi, str(source))
+    # Taken over is not given: weights that say otherwise are refused by name, as those of other films.
+    adopted = ImageConfig.model_construct(given, **{**image.model_dump(), "fit": fit, "voi": voi})
+    return config.model_copy(update={"image": adopted})
+
+
+def check_reading(films: Films, image: ImageConfig) -> None:
+    """Refuse films that are made square, or given their grey-scale, in another way than ``image`` says."""
+    _refuse_other_reading(films, image.fit, image.voi, "the set of films")
+
+
+def _refuse_other_reading(films: Films | PackSettings, fit: Fit, voi: Voi, source: str) -> None:
+    for name, wanted in (("fit", fit), ("voi", voi)):
+        stored = getattr(films, name)
+        if stored != wanted:
+            raise UserError(
+                f"{source} was made with {name} {stored}, but the settings or the weights say image.{name} {wanted}; "
+                f"pack the films with --{name} {wanted}, or use settings and weights with image.{name} {stored}."
+            )
 
 
 def open_manifest(source: Path, root: Path | None = None) -> Manifest:

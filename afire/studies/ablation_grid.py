@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from afire.config import Config, Section, changed, load_settings, validate
-from afire.data.pack import Films, open_films
+from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split, write_split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json
@@ -214,6 +214,7 @@ def open_study(
     """Look at the films and settle the split; everything that can be refused is refused here, and nothing written."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out needs a folder.")
+    base = config_for(base, data)
     films = open_films(data, root, base.image.size, base.image.fit, base.image.voi)
     if films.size != base.image.size:
         raise UserError(

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from afire.config import Config, Section
-from afire.data.pack import Films, PackedFilms, open_films
+from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
@@ -113,7 +113,8 @@ class Bench:
 def open_bench(experiment: Experiment, precision: str) -> Bench:
     """Open weights and films; a size that does not fit is a sentence."""
     accelerator = make_accelerator(precision, experiment.device)
-    backbones = WeightsBySeed(experiment.weights, experiment.seeds, experiment.model, experiment.network)
+    model = config_for(experiment.model, experiment.data) if experiment.model is not None else None
+    backbones = WeightsBySeed(experiment.weights, experiment.seeds, model, experiment.network)
     if accelerator.is_main_process:
         logger.info("%s: %s", backbones.name, backbones.report)
     image = backbones.first.config.image

@@ -258,7 +258,7 @@ class ShiftedFilms:
     def __init__(self, films: Films, down: int, right: int) -> None:
         self.films, self.down, self.right = films, down, right
         self.manifest: Manifest = films.manifest
-        self.size = films.size
+        self.size, self.fit, self.voi = films.size, films.fit, films.voi
 
     def __len__(self) -> int:
         return len(self.films)

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afire.data.film import FitMode, fit_box
+from afire.data.film import fit_box
 from afire.data.manifest import Box, Manifest
-from afire.data.pack import DecodedFilms, Films, PackedFilms
+from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import grid_of, run_blocks
 from afire.progress import progress
@@ -106,12 +106,10 @@ def find_cases(films: Films, rows: Rows, labels: Sequence[str]) -> list[Case]:
 
 def _placed(films: Films, row: int, box: Box) -> tuple[float, float, float, float] | None:
     """A box of the film as it was, in the square film as it is seen."""
-    fit: FitMode = films.summary.settings.fit if isinstance(films, PackedFilms) else "squash"
-    fit = films.fit if isinstance(films, DecodedFilms) else fit
-    if fit == "squash":
+    if films.fit == "squash":
         return box.x, box.y, box.w, box.h
     height, width = _original_shape(films.manifest, row)
-    return fit_box((box.x, box.y, box.w, box.h), height, width, fit)
+    return fit_box((box.x, box.y, box.w, box.h), height, width, films.fit)
 
 
 def _original_shape(manifest: Manifest, row: int) -> tuple[int, int]:

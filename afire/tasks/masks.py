@@ -22,11 +22,10 @@ from PIL import Image, UnidentifiedImageError
 from scipy.ndimage import label
 from torch import Tensor
 
-from afire.config import Fit
 from afire.data.decode import read_mask
 from afire.data.film import fit_mask, quiet_readers
 from afire.data.manifest import META_PREFIX, Manifest, inside_root
-from afire.data.pack import DecodedFilms, Films, PackedFilms
+from afire.data.pack import Films
 from afire.data.rle import decode_rle
 from afire.errors import UserError
 from afire.progress import track
@@ -105,8 +104,6 @@ def _find_column(manifest: Manifest, name: str) -> str:
 def load_masks(films: Films, rows: NDArray[np.int64], cells: list[str | None], config: MaskConfig) -> Masks:
     """Read the masks of ``rows``, which all have one, and bring them to the shape of the films."""
     manifest, size = films.manifest, films.size
-    fit: Fit = films.summary.settings.fit if isinstance(films, PackedFilms) else "squash"
-    fit = films.fit if isinstance(films, DecodedFilms) else fit
     bits = np.zeros((len(rows), -(-size * size // 8)), np.uint8)
     unchecked = 0
     for number, row in enumerate(track(rows.tolist(), "reading masks", unit="masks")):
@@ -118,7 +115,7 @@ def load_masks(films: Films, rows: NDArray[np.int64], cells: list[str | None], c
         unchecked += shape is None
         if shape is not None:
             _check_size(mask.shape, shape, str(manifest.table["image"].iloc[row]), config)
-        bits[number] = pack(fit_mask(mask, size, fit)[None])
+        bits[number] = pack(fit_mask(mask, size, films.fit)[None])
     if unchecked:
         logger.warning(
             "%d films are not where they were packed from: the size of their masks is not checked", unchecked

@@ -22,7 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from afire.config import Config
-from afire.data.pack import Films, open_films
+from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
 from afire.methods.afire import Network
 from afire.tasks import metrics as m
@@ -271,7 +271,8 @@ class _EncoderFeatures:
     def __init__(self, task: ProbeTask) -> None:
         self.task = task
         self.device = pick_device(task.device)
-        self.backbones = WeightsBySeed(task.weights, task.seeds, task.config, task.network)
+        config = config_for(task.config, task.data) if task.config is not None else None
+        self.backbones = WeightsBySeed(task.weights, task.seeds, config, task.network)
         first = self.backbones.first
         logger.info("%s: %s", first.name, first.report)
         image = first.config.image
@@ -300,7 +301,7 @@ class _TrivialFeatures:
 
     def __init__(self, task: ProbeTask) -> None:
         self.kind = task.weights
-        image = (task.config or Config()).image
+        image = config_for(task.config or Config(), task.data).image
         self.films: Films = open_films(task.data, task.root, image.size, image.fit, image.voi)
         self.name = TRIVIAL[self.kind]
         self.report = "no weights"

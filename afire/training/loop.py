@@ -19,7 +19,7 @@ from torch import Tensor
 
 from afire.config import Config
 from afire.data.keys import remember_behind, remember_films
-from afire.data.pack import Films, PackedFilms
+from afire.data.pack import Films, PackedFilms, check_reading
 from afire.errors import UserError
 from afire.files import write_json
 from afire.lesions.synthesis import synthesize_keyed, token_labels
@@ -122,6 +122,7 @@ class Run:
                 f"the films are {films.size} px, but image.size is {config.image.size}; pack them at that size, or set "
                 f"image.size={films.size}."
             )
+        check_reading(films, config.image)
         self.accelerator = make_accelerator(config.training.precision, device)
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         recipe, ranks = config.training, self.accelerator

@@ -38,7 +38,8 @@ RANDOM = "random"
 DETECTOR_SETTINGS = "detector.json"  # what makes a folder a fitted detector
 SEED = "{seed}"  # in a path: each seed's own weights
 # What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
-_FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing", "image.fit", "image.voi")
+_FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing")
+_FREE_UNLESS_GIVEN = ("image.fit", "image.voi")  # a preset says nothing about them, and a pack brings its own
 
 
 @dataclass(frozen=True)
@@ -415,10 +416,13 @@ def _check_same(config: Config, asked: Config | None, whose: str) -> None:
         return
     for section in ("encoder", "image"):
         ours, theirs = getattr(config, section).model_dump(), getattr(asked, section).model_dump()
+        given = getattr(asked, section).model_fields_set
         for key, value in ours.items():
-            if f"{section}.{key}" not in _FREE and theirs[key] != value:
+            name = f"{section}.{key}"
+            free = name in _FREE or (name in _FREE_UNLESS_GIVEN and key not in given)
+            if not free and theirs[key] != value:
                 raise UserError(
-                    f"{whose} has {section}.{key} {value}, but {theirs[key]} was asked for; "
+                    f"{whose} has {name} {value}, but {theirs[key]} was asked for; "
                     "leave out --preset, --config and --set: a run brings its own settings."
                 )
 

@@ -19,7 +19,7 @@ BIG = ["image.size=64", "encoder.depth=1"]
 class Patterned:
     """Films (64 px) that all show the same: each patch has its own grey stripes, with a little noise."""
 
-    size = 64
+    size, fit, voi = 64, "squash", "auto"
 
     def __init__(self, films: PackedFilms) -> None:
         self.manifest = films.manifest

@@ -180,8 +180,10 @@ def _films(request: Request) -> list[PlannedStep]:
 
 
 def _pack(name: str, manifest: Path, pack: Path, request: Request, needs: tuple[str, ...] = ()) -> PlannedStep:
-    size = config_of(request).image.size
-    words: tuple[str, ...] = ("data", "pack", "--data", str(manifest), "--out", str(pack), "--size", str(size))
+    image = config_of(request).image
+    words: tuple[str, ...] = ("data", "pack", "--data", str(manifest), "--out", str(pack), "--size", str(image.size))
+    for option in ("fit", "voi"):  # one that was not set is the same in both commands
+        words += (f"--{option}", getattr(image, option)) if option in image.model_fields_set else ()
     skip = () if request.dataset.name == "phantom" else ("--on-error", "skip")
     return PlannedStep(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
 
