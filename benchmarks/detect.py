@@ -129,7 +129,7 @@ def make_painter(detector: Detector, out: Path) -> Painter:
 
 
 def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, float]:
-    """CPU milliseconds of one film on one thread, piece by piece: why a run takes longer than its networks."""
+    """CPU milliseconds of one film on one thread, by component: why a run takes longer than its networks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=place()) as name:
@@ -162,7 +162,7 @@ def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, flo
             "networks": bare_passes(detector, images),
             "decode and resize": lambda: [fit_square(read_film(file)[0], size) for file in files],
             "domain": lambda: detector.domain.objections(images, infos),
-            "region in words": lambda: regions(squares, found.heat),
+            "region": lambda: regions(squares, found.heat),
             "pictures": draw,
         }
         interleaved(works, 1)
@@ -180,22 +180,22 @@ def measure(quick: bool = False) -> Findings:
         repetitions = {"small": 5, "vit-b": 3}[name]
         found = run(preset, size, 16 if quick else films, 256, 1 if quick else repetitions, CLOCKS["wall"])
         for kind in ("run", "run with pictures"):
-            words = f"films/s, `afire detect run`{kind[3:] or ' without pictures'} / bare forward, {labels[name]}"
-            figures.append(Figure(words, found[f"{kind} / bare"], "share", GOAL))
+            title = f"films/s, `afire detect run`{kind[3:] or ' without pictures'} / bare forward, {labels[name]}"
+            figures.append(Figure(title, found[f"{kind} / bare"], "share", GOAL))
         speeds = [digits(found[f"{kind}, films/s"]) for kind in ("bare", "run", "run with pictures")]
         rows.append([labels[name], str(found["films"]), *speeds])
     columns = ["network", "films", "bare, films/s", "run without pictures, films/s", "run with pictures, films/s"]
     found = pieces("small", 128, 256, 1 if quick else 5)
     split = [[name, digits(taken), digits(taken / found["networks"])] for name, taken in found.items()]
     together = sum(found.values())
-    split.append(["together", digits(together), digits(together / found["networks"])])
+    split.append(["total", digits(together), digits(together / found["networks"])])
     tables = [
         Table("JPEG films of 256 px, batches of 32", columns, rows),
-        Table("One film with `small` on one thread, piece by piece", ["piece", "CPU ms", "to the networks"], split),
+        Table("One film with `small` on one thread, by component", ["component", "CPU ms", "to the networks"], split),
     ]
     best = digits(found["networks"] / together)
-    words = f"When every core is busy with the networks, a run with pictures and `small` reaches {best} at best."
-    return Findings(figures, tables, [words])
+    note = f"When every core is busy with the networks, a run with pictures and `small` reaches {best} at best."
+    return Findings(figures, tables, [note])
 
 
 def main() -> None:

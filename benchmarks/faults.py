@@ -1,11 +1,11 @@
-"""A fault drill: kills, a full disk, mutated files. Everything that the page benchmarks/faults.md says comes from here.
+"""Fault drills: kills, a full disk, damaged files. Writes benchmarks/faults.json and benchmarks/faults.md.
 
 python benchmarks/faults.py                       # all of it: half an hour on two idle cores; writes the page
 python benchmarks/faults.py --only packing,disk   # some drills; the results of the others stay
 python benchmarks/faults.py --only none           # the page alone, from the stored results
 
-Ends with an error at the first promise that does not hold. Linux only; the drill of the full disk mounts a small file
-system in memory and needs root.
+Stops with an error at the first failed check. Linux only; the full-disk drill mounts a small file system in memory and
+needs root.
 """
 
 from __future__ import annotations

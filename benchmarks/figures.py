@@ -1,4 +1,4 @@
-"""What a benchmark hands to the page: figures with their goals, tables, and words. No torch: rendering is quick."""
+"""What a benchmark reports: figures with their goals, tables and notes. Without torch, so that rendering is fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Unit = Literal["x", "share", "%", "count"]
 
 @dataclass(frozen=True)
 class Figure:
-    """A ratio of two things of one run (or a count), and what it should reach; ``goal`` None is none.
+    """A ratio of two measurements of one run (or a count), and its goal, if it has one.
 
     ``unit`` says how it is written: ``x`` is times, ``share`` a plain number around one, ``%`` a share in per cent.
     """
@@ -46,11 +46,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Findings:
-    """All that one benchmark found; ``words`` are sentences that depend on the run."""
+    """The results of one benchmark; ``notes`` are sentences that depend on the run."""
 
     figures: Sequence[Figure]
     tables: Sequence[Table] = ()
-    words: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = field(default_factory=tuple)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,7 +60,7 @@ class Findings:
         return cls(
             [Figure(**figure) for figure in data["figures"]],
             [Table(**table) for table in data.get("tables", ())],
-            list(data.get("words", ())),
+            list(data.get("notes", ())),
         )
 
 

@@ -167,18 +167,18 @@ def measure(quick: bool = False) -> Findings:
         "pixel loop": "a loop over pixels",
     }
     figures = [
-        Figure(f"lesions of a batch, faster than {words}", found[f"times faster than {n}"], goal=GOALS.get(n))
-        for n, words in others.items()
+        Figure(f"lesions of a batch, faster than {title}", found[f"times faster than {n}"], goal=GOALS.get(n))
+        for n, title in others.items()
     ]
     share = found["lesions: % of a training step"] / 100
     figures.append(Figure("lesions, of a ViT-tiny training step", share, "%", LARGEST_SHARE, "at most"))
     rows = [
-        [words, digits(found[f"{name}: CPU ms per film"])]
-        for name, words in {"ours": "`synthesize_keyed`", **others}.items()
+        [title, digits(found[f"{name}: CPU ms per film"])]
+        for name, title in {"ours": "`synthesize_keyed`", **others}.items()
     ]
     table = Table(f"{found['batch']} films of {found['size']} px", ["lesions by", "CPU ms per film"], rows)
     difference = max(found[f"largest difference from {name}"] for name in others)
-    return Findings(figures, [table], [f"All paint the same: no pixel differs by more than {difference:.0e}."])
+    return Findings(figures, [table], [f"All draw the same lesions: no pixel differs by more than {difference:.0e}."])
 
 
 def main() -> None:

@@ -126,8 +126,8 @@ def measure(quick: bool = False) -> Findings:
         )
     ]
     difference = found["largest_gradient_difference"] / found["largest_gradient"]
-    words = [f"The gradients differ by {difference:.0e} of the largest at most."]
-    return Findings(figures, [Table(found["shape"], ["forward and backward", "ms"], rows)], words)
+    notes = [f"The gradients differ by at most {difference:.0e} of the largest."]
+    return Findings(figures, [Table(found["shape"], ["forward and backward", "ms"], rows)], notes)
 
 
 def main() -> None:

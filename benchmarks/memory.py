@@ -61,16 +61,16 @@ def measure(quick: bool = False) -> Findings:
     for case in ("small",) if quick else CASES:
         batches = (2, 4) if quick else BATCHES[case]
         found = run(case, batches)
-        name = f"memory of one more film / what autograd keeps for it, {CASES[case].label}"
+        name = f"memory per additional film / what autograd keeps for it, {CASES[case].label}"
         figures.append(Figure(name, found["one more film, MB"] / found["kept for backward, MB/film"]))
         first = found["peaks, MB"][batches[0]]
         rows = [
             [str(batch), f"{peak:,.0f}", f"{digits(peak / first)} ×", f"{digits(peak / batch)}"]
             for batch, peak in found["peaks, MB"].items()
         ]
-        columns = ["batch", "peak above the model, MB", f"to batch {batches[0]}", "MB for each film"]
+        columns = ["batch", "peak above the model, MB", f"to batch {batches[0]}", "MB per film"]
         title = (
-            f"{CASES[case].label}; one more film adds {digits(found['one more film, MB'])} MB, of which autograd keeps "
+            f"{CASES[case].label}; each film adds {digits(found['one more film, MB'])} MB, of which autograd keeps "
             f"{digits(found['kept for backward, MB/film'])} MB"
         )
         tables.append(Table(title, columns, rows))

@@ -129,9 +129,9 @@ def measure(quick: bool = False) -> Findings:
     tables = [Table(title, columns, rows)]
     memory = memory_ways(1 if quick else 3, 1 if quick else 10)
     kept, default = memory.values()
-    figures.append(Figure("a step of `small`, memory kept, faster than by default", default["ms"] / kept["ms"]))
+    figures.append(Figure("a step of `small`, keeping memory, faster than the default", default["ms"] / kept["ms"]))
     lines = [[way, *(digits(value) for value in values.values())] for way, values in memory.items()]
-    tables.append(Table("A step of the preset small, 32 films, by its memory", ["memory", *kept], lines))
+    tables.append(Table("A step of the preset small, 32 films, by memory management", ["memory", *kept], lines))
     return Findings(figures, tables)
 
 

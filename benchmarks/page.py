@@ -1,11 +1,11 @@
-"""`make bench`: run the benchmarks one after another, keep what they found, and write docs/benchmarks.md.
+"""`make bench`: run the benchmarks one after another, store their results, and write docs/benchmarks.md.
 
     python benchmarks/page.py                       # everything, about twenty-five minutes on two idle cores
-    python benchmarks/page.py --only losses,step    # these again; the others stay as they were
+    python benchmarks/page.py --only losses,step    # these again; keep the others
     python benchmarks/page.py --render              # only the page, from benchmarks/results.json
-    python benchmarks/page.py --quick --only losses # does it work? Writes beside the page, not on it
+    python benchmarks/page.py --quick --only losses # does it work? Does not touch the page
 
-Each part runs in a process of its own and is kept as soon as it is done. A part that fails keeps its former result; the
+Each section runs in its own process and is saved when it is done. A section that fails keeps its previous result; the
 others still run, and the exit code is 1.
 """
 
@@ -33,16 +33,16 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, HISTORY, PAGE = (
     ROOT / name for name in ("benchmarks/results.json", "benchmarks/history.json", "docs/benchmarks.md")
 )
-LONGEST = 1800.0  # seconds of one part
+LONGEST = 1800.0  # seconds of one section
 
 
-def measure_part(name: str, quick: bool) -> dict[str, Any]:
-    """Run a part in a new process; its findings with machine, versions, date, commit and how busy the machine was."""
+def measure_section(name: str, quick: bool) -> dict[str, Any]:
+    """Run a section in a new process; its findings with machine, versions, date, commit and load of the machine."""
     load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
     date, before = datetime.now(timezone.utc), Moment.now()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        command = [sys.executable, __file__, "--part", name, str(file), *(["--quick"] if quick else [])]
+        command = [sys.executable, __file__, "--section", name, str(file), *(["--quick"] if quick else [])]
         subprocess.run(command, check=True, timeout=LONGEST)
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return {
@@ -83,38 +83,38 @@ def read(file: Path, otherwise: Any) -> Any:
 
 
 def write(file: Path, text: str) -> None:
-    """Whole or not at all: a stopped run leaves the page of the last part."""
+    """Atomically: a run that is stopped leaves the page of the last section."""
     beside = file.with_name(f".{file.name}.part")
     beside.write_text(text, encoding="utf-8")
     beside.replace(file)
 
 
 def write_page(results: Path, page: Path) -> None:
-    write(page, render(read(results, {"parts": {}}), read(HISTORY, [])))
+    write(page, render(read(results, {"sections": {}}), read(HISTORY, [])))
 
 
 def run(names: Sequence[str], results: Path, page: Path, quick: bool) -> list[str]:
-    """Measure the parts and write results and page after each; the names of those that failed."""
+    """Measure the sections and write results and page after each; the names of those that failed."""
     failed = []
     for name in names:
         print(f"== {name}", flush=True)
         try:
-            part = measure_part(name, quick)
+            found = measure_section(name, quick)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
             failed.append(name)
             continue
-        kept = read(results, {"parts": {}})
-        parts = {**kept["parts"], name: part}
-        kept["parts"] = {one: parts[one] for one in NAMES if one in parts}
+        kept = read(results, {"sections": {}})
+        sections = {**kept["sections"], name: found}
+        kept["sections"] = {one: sections[one] for one in NAMES if one in sections}
         write(results, json.dumps({**kept, "quick": quick}, indent=1, ensure_ascii=False) + "\n")
         write_page(results, page)
-        for figure in part["figures"]:
+        for figure in found["figures"]:
             print(
                 f"{figure['name']}: {figure['value']:.4g}" + (f" (goal {figure['goal']:g})" if figure["goal"] else "")
             )
-        busy = ", the machine was BUSY with other work" if is_busy(part) else ""
-        print(f"{part['seconds']:.0f} s{busy}", flush=True)
+        busy = ", the machine was BUSY with other work" if is_busy(found) else ""
+        print(f"{found['seconds']:.0f} s{busy}", flush=True)
     return failed
 
 
@@ -122,21 +122,21 @@ def names_of(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in NAMES:
-            raise argparse.ArgumentTypeError(f"{name} is not a part; there are {', '.join(NAMES)}")
+            raise argparse.ArgumentTypeError(f"{name} is not a section; there are {', '.join(NAMES)}")
     return names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=names_of, default=list(NAMES), help="parts to measure, with commas")
+    parser.add_argument("--only", type=names_of, default=list(NAMES), help="sections to measure, separated by commas")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     parser.add_argument("--quick", action="store_true", help="tiny shapes, one repetition: does everything work?")
     parser.add_argument("--results", type=Path, help="instead of benchmarks/results.json")
     parser.add_argument("--page", type=Path, help="instead of docs/benchmarks.md")
-    parser.add_argument("--part", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--section", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.part:
-        work(options.part[0], Path(options.part[1]), options.quick)
+    if options.section:
+        work(options.section[0], Path(options.section[1]), options.quick)
         return 0
     results, page = options.results or RESULTS, options.page or PAGE
     if options.quick and not (options.results and options.page):

@@ -14,79 +14,84 @@ Results = Mapping[str, Any]
 HEAD = """\
 # Benchmarks
 
-Written by `make bench` from one run of `benchmarks/`; edit `benchmarks/sections.py`, not this page. Figures are ratios
-of two things measured in the same run; seconds and images/s stand below only to show what the ratios are made of.
-`python benchmarks/page.py --only losses,step` measures some parts again and keeps the others, each with its own date.
+Written by `make bench`; edit `benchmarks/sections.py`, not this page. Figures are ratios of two measurements from the
+same run; seconds and images/s are shown only to explain the ratios. `python benchmarks/page.py --only losses,step`
+repeats some sections and keeps the others, each with its own date.
 """
 STUDIES = """\
 ## Not on this page
 
-Scripts in `benchmarks/` that count or study rather than time, and that `make bench` leaves alone: `flops.py`
-([what a run costs](scaling.md)), `audit.py` ([audit](audit.md)), `detect_domain.py` ([detection](detect.md)),
-`phantom.py` and `phantom_shortcuts.py` ([phantom](phantom.md)), and others that the pages they belong to name.
+`make bench` skips scripts in `benchmarks/` that count or study instead of timing: `flops.py` ([what a run
+costs](scaling.md)), `audit.py` ([audit](audit.md)), `detect_domain.py` ([detection](detect.md)), `phantom.py` and
+`phantom_shortcuts.py` ([phantom](phantom.md)), `search.py` ([search](../benchmarks/search.md)), `faults.py`
+([faults](../benchmarks/faults.md)), `study.py` ([results](results.md)), `quickstart.py` ([quickstart](quickstart.md)).
 """
 
 
 def render(results: Results, history: Sequence[Mapping[str, Any]] = ()) -> str:
-    parts: Mapping[str, Any] = results.get("parts", {})
+    sections: Mapping[str, Any] = results.get("sections", {})
     blocks = [HEAD.rstrip()]
     if results.get("quick"):
-        blocks.append("**A quick run, only to see that everything works: its numbers mean nothing.**")
-    blocks += [_machines(parts), *_warnings(parts), _summary(parts)]
+        blocks.append("**A quick run to check that everything works: its numbers mean nothing.**")
+    blocks += [_machines(sections), *_warnings(sections), _summary(sections)]
     for section in SECTIONS:
-        blocks.append(_section(section, parts.get(section.name)))
+        blocks.append(_section(section, sections.get(section.name)))
     blocks += [*_history(history), STUDIES.rstrip()]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _machines(parts: Mapping[str, Any]) -> str:
+def _machines(sections: Mapping[str, Any]) -> str:
     """One line for each machine and set of versions."""
     taken: dict[str, list[str]] = {}
     for section in SECTIONS:
-        if section.name in parts:
-            taken.setdefault(_environment(parts[section.name]), []).append(section.name)
+        if section.name in sections:
+            taken.setdefault(_environment(sections[section.name]), []).append(section.name)
     if len(taken) == 1:
         return f"Measured on {next(iter(taken))}."
     return "\n".join(f"- {', '.join(f'`{name}`' for name in names)}: {where}" for where, names in taken.items())
 
 
-def _environment(part: Mapping[str, Any]) -> str:
-    machine = part["machine"]
+def _environment(found: Mapping[str, Any]) -> str:
+    machine = found["machine"]
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}; Python "
         f"{machine['python']}, torch {machine['torch']} (threads: {machine['threads']}), NumPy {machine['numpy']}; "
-        f"commit {part['commit']}, {part['date'][:10]}"
+        f"commit {found['commit']}, {found['date'][:10]}"
     )
 
 
-def _warnings(parts: Mapping[str, Any]) -> list[str]:
-    busy = [name for name, part in parts.items() if is_busy(part)]
+def _warnings(sections: Mapping[str, Any]) -> list[str]:
+    busy = [name for name, found in sections.items() if is_busy(found)]
     if not busy:
         return []
-    named = ", ".join(f"`{name}` ({_others(parts[name])})" for name in sorted(busy))
-    return [f"**The machine was busy with other work during {named}: do not trust these parts.**"]
+    named = ", ".join(f"`{name}` ({_others(sections[name])})" for name in sorted(busy))
+    return [f"**The machine was busy with other work during {named}: do not trust these sections.**"]
 
 
-def is_busy(part: Mapping[str, Any]) -> bool:
-    """By the cores that others used meanwhile or, where the system does not tell, by the load before."""
-    others, load = part.get("others"), part.get("load")
+def is_busy(found: Mapping[str, Any]) -> bool:
+    """By the cores that other processes used or, where the system does not report it, by the load before."""
+    others, load = found.get("others"), found.get("load")
     if others is not None:
         return bool(others > BUSY)
-    return load is not None and bool(load > part["machine"]["cores"] / 2)
+    return load is not None and bool(load > found["machine"]["cores"] / 2)
 
 
-def _others(part: Mapping[str, Any]) -> str:
-    others = part.get("others")
-    return f"load {part['load']} before" if others is None else f"others used {others:g} of its cores"
+def _others(found: Mapping[str, Any]) -> str:
+    others = found.get("others")
+    return f"load {found['load']} before" if others is None else f"other processes used {others:g} cores"
 
 
-def _summary(parts: Mapping[str, Any]) -> str:
+def _summary(sections: Mapping[str, Any]) -> str:
     rows = []
     for section in SECTIONS:
-        if section.name in parts:
-            figures = Findings.from_json(parts[section.name]).figures
+        if section.name in sections:
+            figures = Findings.from_json(sections[section.name]).figures
             rows += [[_link(section, one), one.written(), one.goal_written(), _verdict(one)] for one in figures]
-    return "## Summary\n\n" + _table(["figure", "measured", "goal", ""], rows) if rows else "Nothing was measured yet."
+    return (
+        "## Summary\n\n" + _table(["figure", "measured", "goal", ""], rows)
+        if rows
+        else "Nothing has been measured yet."
+    )
 
 
 def _link(section: Section, figure: Figure) -> str:
@@ -103,20 +108,20 @@ def anchor(title: str) -> str:
     return "-".join(kept.split())
 
 
-def _section(section: Section, part: Mapping[str, Any] | None) -> str:
-    blocks = [f"## {section.title}", f"{section.how} Alone: `python benchmarks/{section.name}.py`."]
-    if part is None:
+def _section(section: Section, found: Mapping[str, Any] | None) -> str:
+    blocks = [f"## {section.title}", f"{section.how} Run it alone: `python benchmarks/{section.name}.py`."]
+    if found is None:
         return "\n\n".join([*blocks, "Not measured yet."])
-    findings = Findings.from_json(part)
-    words = [*findings.words, f"Taken in {part['seconds']:.0f} s on {part['date']}, {_state(part)}."]
+    findings = Findings.from_json(found)
+    notes = [*findings.notes, f"Measured in {found['seconds']:.0f} s on {found['date']}, {_state(found)}."]
     blocks += [_captioned(table) for table in findings.tables]
-    return "\n\n".join([*blocks, " ".join(words)])
+    return "\n\n".join([*blocks, " ".join(notes)])
 
 
-def _state(part: Mapping[str, Any]) -> str:
-    before = f"load {part['load']} before" if part.get("load") is not None else "load unknown"
-    others = part.get("others")
-    return before if others is None else f"{before}, {others:g} cores used by others meanwhile"
+def _state(found: Mapping[str, Any]) -> str:
+    before = f"load {found['load']} before" if found.get("load") is not None else "load unknown"
+    others = found.get("others")
+    return before if others is None else f"{before}, other processes used {others:g} cores"
 
 
 def _captioned(table: Table) -> str:
@@ -129,14 +134,14 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _history(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What profiles showed, and what a change made of it; each entry has the columns it needs."""
+    """What profiles showed and what was changed; each entry has its own columns."""
     if not history:
         return []
     blocks = [
-        "## Profiles, before and after\n\nWhat profiles showed and what was changed for it. The numbers of a table are "
-        "of one sitting on one machine, recorded by hand in `benchmarks/history.json`."
+        "## Profiles, before and after\n\nWhat profiles showed and what was changed. The numbers of a table are "
+        "from one session on one machine and recorded by hand in `benchmarks/history.json`."
     ]
     for entry in history:
-        told = f"{entry['told']} Measured with `{entry['command']}`, {entry['where']}."
-        blocks.append("\n\n".join([f"### {entry['title']}", told, _table(entry["columns"], entry["rows"])]))
+        text = f"{entry['text']} Measured with `{entry['command']}`, {entry['where']}."
+        blocks.append("\n\n".join([f"### {entry['title']}", text, _table(entry["columns"], entry["rows"])]))
     return blocks

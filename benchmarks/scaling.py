@@ -177,7 +177,7 @@ def measure(quick: bool = False) -> Findings:
         "one process": ("`afire pretrain`", 1, 1),
         "two processes": ("`afire pretrain`", 2, 1),
         "one bare": ("bare step", 1, 1),
-        "two bare": ("bare steps that know nothing of each other", 2, 1),
+        "two bare": ("independent bare steps", 2, 1),
     }
     rows = [
         [what, str(processes), str(each), digits(found[f"{key}, images/s"])]
@@ -185,7 +185,7 @@ def measure(quick: bool = False) -> Findings:
     ]
     for row, key in zip(rows, names, strict=True):
         row.append(", ".join(map(digits, found["all, images/s"][key])))
-    columns = ["", "processes", "threads of each", "images/s", "of all rounds"]
+    columns = ["", "processes", "threads each", "images/s", "all rounds"]
     table = Table(f"Preset {found['preset']}", columns, rows)
     return Findings(figures, [table])
 

@@ -84,8 +84,8 @@ def measure(quick: bool = False) -> Findings:
         Figure("`afire --help` / `import torch`, wall time", ratio(torch, "wall"), "share"),
         Figure("heavy libraries that `afire --help` imports", len(imports), "count", 0, "at most"),
     ]
-    words = [f"It imports {', '.join(imports)}."] if imports else []
-    return Findings(figures, [Table("Medians", ["process", "wall, ms", "CPU, ms"], rows)], words)
+    notes = [f"It imports {', '.join(imports)}."] if imports else []
+    return Findings(figures, [Table("Medians", ["process", "wall, ms", "CPU, ms"], rows)], notes)
 
 
 def main() -> None:

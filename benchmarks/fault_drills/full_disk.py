@@ -50,7 +50,7 @@ class Task:
 
 
 def one_case(task: Task, disk: Path, kilobytes: int) -> dict[str, Any]:
-    """Fill the disk, hear one sentence, make room, go on, and compare with what an empty disk gives."""
+    """Fill the disk, expect one message, free space, continue, and compare with the result on an empty disk."""
     logs = disk.parent / "logs"
     with small_disk(disk, kilobytes):
         out = disk / "out"
@@ -58,7 +58,7 @@ def one_case(task: Task, disk: Path, kilobytes: int) -> dict[str, Any]:
         require_manners(ended, task.name, codes=(2,))
         lines = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
         if len(lines) != 1 or not lines[0].rstrip().endswith("."):
-            raise DrillError(f"{task.name} on a full disk does not say one sentence: {ended.errors[-300:]!r}")
+            raise DrillError(f"{task.name} on a full disk does not print exactly one message: {ended.errors[-300:]!r}")
         _require_whole(task, disk, out)
         subprocess.run(["mount", "-o", f"remount,size={_ROOM}", disk], check=True)
         require_manners(run(task.again(out), logs / f"{disk.name}-again"), task.name, codes=(0, 1))
@@ -66,17 +66,17 @@ def one_case(task: Task, disk: Path, kilobytes: int) -> dict[str, Any]:
             raise DrillError(f"{task.name} ends differently after a full disk of {kilobytes} kB")
         if left := stray_files(disk):
             raise DrillError(f"{task.name} left {', '.join(left)} after a full disk")
-    return {"command": task.name, "kilobytes": kilobytes, "exit code": 2, "said": _plain(lines[0], disk)}
+    return {"command": task.name, "kilobytes": kilobytes, "exit code": 2, "message": _plain(lines[0], disk)}
 
 
 def _require_whole(task: Task, disk: Path, out: Path) -> None:
-    """Nothing under a temporary name, and the checkpoints that are there are whole."""
+    """No temporary files, and every checkpoint is complete."""
     if left := stray_files(disk):
         raise DrillError(f"{task.name} left {', '.join(left)} on the full disk")
     for folder in sorted((out / "checkpoints").glob("step-*")):
         for file in folder.iterdir():
             if sha256_file(file) != task.expected[f"{folder.name}/{file.name}"]:
-                raise DrillError(f"{task.name} left {folder.name}/{file.name} torn on the full disk")
+                raise DrillError(f"{task.name} left {folder.name}/{file.name} truncated on the full disk")
 
 
 def _plain(line: str, disk: Path) -> str:

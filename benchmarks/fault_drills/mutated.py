@@ -24,7 +24,7 @@ _SECONDS = 1800.0
 
 
 def fit_detector(pack: Path, out: Path, logs: Path) -> Path:
-    """A detector of random tiny networks: what it says is worth nothing, that it says it is what is drilled."""
+    """A detector with tiny random networks: its scores mean nothing; only that it gives some is tested."""
     succeed(
         afire(
             *("detect", "fit", "--weights", "random", "--preset", "tiny", "--data", pack, "--out", out),
@@ -129,7 +129,7 @@ def _require_discretion(out: Path, logs: Path) -> None:
 
 
 def _require_stop(films: Path, folder: Path) -> None:
-    """Without ``--on-error skip`` packing ends at the first bad film, with one sentence that names it."""
+    """Without ``--on-error skip`` packing ends at the first bad film, with one message that names it."""
     ended = run(pack_command(films, folder / "stopped", "stop"), folder / "logs/stopped", seconds=_SECONDS)
     require_manners(ended, "data pack --on-error stop", codes=(2,))
     lines = [line for line in ended.errors.splitlines() if line.startswith("error: ")]

@@ -40,7 +40,7 @@ def outcome(pack: Path) -> dict[str, Any]:
     for line in (pack / "journal.jsonl").read_text().splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:  # a line torn by a kill stays; its film was packed again
+        except json.JSONDecodeError:  # a line truncated by a kill stays; its film was packed again
             continue
         rows[entry.pop("row")] = entry
     return found | {"journal.jsonl": rows, "files": sorted(path.name for path in pack.iterdir())}

@@ -15,14 +15,15 @@ Results = Mapping[str, Any]
 
 _WIDTH = 135
 DEFECTS = """\
-- A disk that fills up during `afire data pack` ended the process with SIGBUS: pixels were written through a memory map, and the
-  system kills a process whose map has no room behind it. They are now written as a file; a full disk is a sentence and exit code 2.
-- A run of `afire pretrain` that was killed between its last checkpoint and its summary came back with the right weights, but its
-  `summary.json` and `README.md` had no losses and no health. Both are now kept with the checkpoint, as is the count of red epochs of
-  `run.stop_on_collapse`.
-- Files under a temporary name (`.part-...`) stayed after a kill in the middle of a write. Whoever takes up the folder now removes them.
-- A full disk was said without a path where a small file was being written, by `afire data pack`, and by `afire detect run`
-  under its pictures or its journal; and without advice by `afire export`.
+- A full disk during `afire data pack` killed the process with SIGBUS: pixels were written through a memory map, and the system
+  kills a process when it cannot extend the file behind the map. They are now written as a file; a full disk gives an error message
+  and exit code 2.
+- A run of `afire pretrain` that was killed between its last checkpoint and its summary resumed with the right weights, but its
+  `summary.json` and `README.md` had no losses and no health. Both are now stored in the checkpoint, as is the number of red epochs
+  for `run.stop_on_collapse`.
+- Temporary files (`.part-...`) remained after a kill in the middle of a write. The next command that uses the folder now removes them.
+- The message about a full disk had no path for small files, in `afire data pack`, and for the pictures and the journal of
+  `afire detect run`; in `afire export` it did not say what to do.
 """
 
 
@@ -37,7 +38,7 @@ def write_page(results: Results) -> str:
     }.items():
         if name in results:
             parts.append(section(results[name]))
-    parts.append(f"## Defects found in writing and running it\n\nMended, each with a test.\n\n{DEFECTS}")
+    parts.append(f"## Bugs found with it\n\nAll fixed, each with a test.\n\n{DEFECTS}")
     parts.append(_where(results))
     return _wrapped("\n".join(part.rstrip("\n") + "\n" for part in parts))
 
@@ -55,14 +56,15 @@ def _wrapped(text: str) -> str:
 
 
 _HEAD = """\
-# Faults: what happens when things go wrong
+# Faults: kills, full disks and damaged files
 
 ```
 python benchmarks/faults.py
 ```
 
-kills, fills disks and mutates files, and ends with an error at the first promise that does not hold: no crash, no hang, nothing lost,
-each file named. It writes this page. A short form (one kill each, two dozen mutated files) is among the tests.
+This command kills runs, fills disks and corrupts files, checks that nothing crashes, hangs or gets lost and that every bad file is
+reported, and stops with an error at the first failure. It writes this page. A short version (one kill each, two dozen corrupted files)
+is part of the tests.
 """
 
 
@@ -83,11 +85,11 @@ def _pretraining(found: Results) -> str:
     return f"""\
 ## `kill -9` during pre-training
 
-{found["drills"]} runs of the `tiny` preset ({found["steps"]} steps, {found["cpu seconds of a run"]:.0f} CPU seconds undisturbed, a checkpoint after every
-step), each killed with all its processes at a random moment of its computing time, start and end included, {found["kills"]} kills in all, then resumed until
-done. Every fifth run waited from that moment on for the first sight of a checkpoint being written, or the end. **{found["identical"]} of {found["drills"]} end
-bit-identical** to the undisturbed run: weights of student, teacher and decoder, prototypes, optimizer and `state.json` of every
-checkpoint, pictures, settings, and `metrics.jsonl` but for speed and waiting time. Not compared: `README.md`, `environment.json`, TensorBoard's files, and speed and memory in `summary.json`. No process was left, and no file under a temporary name.
+{found["drills"]} runs of the `tiny` preset ({found["steps"]} steps, {found["cpu seconds of a run"]:.0f} CPU seconds uninterrupted, a checkpoint after every
+step), each killed with all its processes at a random moment, start and end included, {found["kills"]} kills in all, and resumed until
+done. In every fifth run the kill waited until a checkpoint was being written, or the end. **{found["identical"]} of {found["drills"]} are
+bit-identical** to the uninterrupted run: weights of student, teacher and decoder, prototypes, optimizer and `state.json` of every
+checkpoint, pictures, settings, and `metrics.jsonl` except for speed and waiting time. Not compared: `README.md`, `environment.json`, TensorBoard's files, and speed and memory in `summary.json`. No process and no temporary file was left.
 
 {_phases(found)}
 {_took(found)}
@@ -98,9 +100,9 @@ def _packing(found: Results) -> str:
     return f"""\
 ## `kill -9` during packing
 
-`afire data pack` of {found["films"]} films on two worker processes ({found["cpu seconds of a pack"]:.0f} CPU seconds undisturbed), {found["kills"]} times killed at
-a random moment; every second kill was of the parent alone, and its workers ended by themselves. The same command again gave **{found["identical"]}
-of {found["kills"]} packs bit-identical** to the undisturbed one; the films packed are untouched.
+`afire data pack` of {found["films"]} films on two worker processes ({found["cpu seconds of a pack"]:.0f} CPU seconds uninterrupted), killed {found["kills"]} times at
+a random moment; every second kill hit only the parent, and its workers ended by themselves. Running the same command again gave **{found["identical"]}
+of {found["kills"]} packs bit-identical** to the uninterrupted one; the original films were unchanged.
 
 {_phases(found)}
 {_took(found)}
@@ -110,15 +112,15 @@ of {found["kills"]} packs bit-identical** to the undisturbed one; the films pack
 def _disk(found: Results) -> str:
     if not found["cases"]:
         return f"## A full disk\n\nNot run here: {found['note']}.\n"
-    rows = [[one["command"], f"{one['kilobytes']:,} kB", one["said"].replace("|", "/")] for one in found["cases"]]
-    table = _table(["command", "disk", "what it said"], rows).replace("---: |\n", "--- |\n")
+    rows = [[one["command"], f"{one['kilobytes']:,} kB", one["message"].replace("|", "/")] for one in found["cases"]]
+    table = _table(["command", "disk", "message"], rows).replace("---: |\n", "--- |\n")
     return f"""\
 ## A full disk
 
-A file system of a few kilobytes to megabytes in memory, really full at some point of the command. Each of the {len(rows)} cases ends with
-exit code 2 and one sentence; nothing is torn under a final name, checkpoints that were there are whole, and no temporary file is left. Then the
-disk gets room and the command (with `--resume` where it has one) ends with what an empty disk gives: the same bits for pre-training, packs
-and pictures.
+A file system of a few kilobytes to megabytes in memory that fills up during the command. Each of the {len(rows)} cases ends with exit code 2 and
+one message; no truncated file has a final name, existing checkpoints are complete, and no temporary file is left. After
+space is freed, the command (with `--resume` if it has it) gives the same result as on an empty disk, bit-identical for pre-training,
+packs and pictures.
 
 {table}
 {_took(found)}
@@ -139,7 +141,7 @@ def _mutated(found: Results) -> str:
         ]
         for name, one in found["commands"].items()
     ]
-    reasons = [[words, count] for words, count in found["reasons"].items()]
+    reasons = [[reason, count] for reason, count in found["reasons"].items()]
     counts = ", ".join(f"{count} {name}" for name, count in found["detect run counts"].items())
     largest = found["largest difference of a good film's score"]
     same = "the same score to the last bit" if not largest else f"the same score but for rounding ({largest:.0e})"
@@ -147,23 +149,22 @@ def _mutated(found: Results) -> str:
 ## Mutated files
 
 {found["mutants"]} files made from phantom films in {len(FORMATS)} formats (PNG, JPEG, TIFF, BMP; DICOM native, deflated, RLE, JPEG and JPEG 2000) among
-{found["good films"]} good ones, through the three commands that meet strangers' files:
+{found["good films"]} intact ones, read by the three commands that take unknown files:
 
 {_table(["mutation", "files", "read", "refused"], rows)}
-Truncated anywhere; one to eight bits flipped in the first 400 bytes or behind them (a film with a flipped pixel is still a film); films
-under another format's ending, and text, noise, archives or nothing under a film's; {len(TAGS) + len(RAW)} lies in DICOM tags, from 65,535 x 65,535 pixels
-and a billion frames to NaN slopes, markup in names and sequences 20,000 deep; PNG, TIFF and GIF of kilobytes that would be gigabytes, in
-pixels, texts or colour profiles; headers that no film has.
+Files were truncated anywhere; one to eight bits were flipped in the first 400 bytes or after them (a film with a flipped pixel is still a
+film); films were given another format's extension, and text, noise, archives or empty files a film's extension; DICOM tags were falsified in {len(TAGS) + len(RAW)} ways,
+from 65,535 x 65,535 pixels and a billion frames to NaN slopes, markup in names and sequences 20,000 deep; PNG, TIFF and GIF files of kilobytes
+expand to gigabytes of pixels, text or colour profiles; headers have impossible values.
 
-The three commands agree on every file. Each refused one is named once, with a reason, in `offenders.csv` (as unreadable), `pack.json` and `results.json`;
-each good film comes out as it does alone: the same measurements, the same packed bits, {same}. No file changed. No text of an
-identifying tag is in anything said or written but the DICOM overlays. `data pack` without `--on-error skip` ends at the first with
-one sentence and exit code 2.
+The three commands agree on every file. Each refused file is listed once, with a reason, in `offenders.csv` (as unreadable), `pack.json` and `results.json`;
+each intact film gives the same output as without the damaged ones: the same measurements, the same packed bits, {same}. No file was changed. Apart from the DICOM
+overlays, no output contains text from an identifying tag. `data pack` without `--on-error skip` stops at the first bad file with one message and exit code 2.
 
-{_table(["command", "exit code", "CPU time", "memory, largest process", "on the good films alone"], commands)}
-`data check` ends with 1 because unreadable films are an error of the set. `detect run` said: {counts}. The
-memory is that of the limits: a DICOM bomb is inflated up to 787 million bytes before it is refused, and three PNG bombs stay just
-below the 120 million pixels that are allowed and are read, as blank films. `detect run` reads two files at a time in one process.
+{_table(["command", "exit code", "CPU time", "memory, largest process", "intact films only"], commands)}
+`data check` exits with 1 because unreadable films are an error. `detect run` counted: {counts}. Memory is determined by the
+limits: a DICOM bomb is inflated up to 787 million bytes before it is refused, and three PNG bombs stay just
+below the limit of 120 million pixels and are read as blank films. `detect run` reads two files at a time in one process.
 
 The most frequent reasons:
 
@@ -180,6 +181,6 @@ def _where(results: Results) -> str:
     return f"""\
 ## Where
 
-{one["cpu"]}, {one["cores"]} cores, {one["files on"]}, Python {one["python"]}, {packages}; one thread a process. The drills were started one by one (`--only`), some side by side and beside other
-work, so minutes say little. Load at the end of each drill: {loads}. Numbers are in `benchmarks/faults.json`.
+{one["cpu"]}, {one["cores"]} cores, {one["files on"]}, Python {one["python"]}, {packages}; one thread per process. The drills were started separately (`--only`), some in parallel and next to other
+work, so the minutes mean little. Load at the end of each drill: {loads}. Numbers are in `benchmarks/faults.json`.
 """

@@ -74,7 +74,7 @@ def test_a_drill_fails_when_a_promise_is_broken(tmp_path: Path) -> None:
     with pytest.raises(DrillError, match="refused by some commands and read by others"):
         mutated._require_verdicts(bad, [], read)
     with pytest.raises(DrillError, match="more than once or without a reason"):
-        mutated._once([("a.png", "torn"), ("a.png", "torn")], "pack.json")
+        mutated._once([("a.png", "truncated"), ("a.png", "truncated")], "pack.json")
     with pytest.raises(DrillError, match=r"differs from the undisturbed run in metrics\.jsonl"):
         pretraining.require_equal({"metrics.jsonl": [1]}, {"metrics.jsonl": [2]}, "a run")
     with pytest.raises(DrillError, match="hangs"):
@@ -82,7 +82,7 @@ def test_a_drill_fails_when_a_promise_is_broken(tmp_path: Path) -> None:
     assert afire("data", "check")[1:] == ["-m", "afire", "data", "check"]
 
 
-def test_the_page_says_what_the_results_say() -> None:
+def test_the_page_shows_the_results() -> None:
     import json
 
     results = json.loads((ROOT / "benchmarks/faults.json").read_text(encoding="utf-8"))

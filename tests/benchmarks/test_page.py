@@ -1,4 +1,4 @@
-"""The page of the benchmarks is what its results say: nothing busy, missed or unmeasured goes unmarked."""
+"""The page of the benchmarks shows its results: nothing busy, missed or unmeasured goes unmarked."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ MACHINE = {
 }
 
 
-def part(*figures: Figure, **changes: Any) -> dict[str, Any]:
+def measured(*figures: Figure, **changes: Any) -> dict[str, Any]:
     table = Table("Some films", ["films", "films/s"], [["packed", "4,000"]])
     around = {"date": "2026-11-16 05:00 UTC", "commit": "abc123", "seconds": 12.3, "load": 0.1, "others": 0.02}
-    return {**around, "machine": MACHINE, **Findings(figures, [table], ["A word."]).as_json(), **changes}
+    return {**around, "machine": MACHINE, **Findings(figures, [table], ["A note."]).as_json(), **changes}
 
 
 LOADER = Figure("packed / decoded", 37.52, "x", 20)
 
 
 def test_a_page_says_figure_goal_machine_and_how_to_measure_again() -> None:
-    text = render({"parts": {"loader": part(LOADER)}})
+    text = render({"sections": {"loader": measured(LOADER)}})
     row = next(line for line in text.splitlines() if "packed / decoded" in line)
     assert "37.5 ×" in row and "at least 20 ×" in row and row.endswith("| met |")
     for words in ("A processor, 2 cores, 24 GB", "torch 2.13.0", "NumPy 2.4.6", "commit abc123, 2026-11-16"):
         assert words in text
-    assert "Alone: `python benchmarks/loader.py`" in text and "A word. Taken in 12 s" in text
+    assert "Run it alone: `python benchmarks/loader.py`" in text and "A note. Measured in 12 s" in text
     assert "| packed | 4,000 |" in text
     assert "busy" not in text and "MISSED" not in text
     assert text.count("Not measured yet.") == len(SECTIONS) - 1
@@ -64,13 +64,13 @@ def test_a_page_says_figure_goal_machine_and_how_to_measure_again() -> None:
     ],
 )
 def test_a_missed_goal_is_marked(figure: Figure, marked: bool) -> None:
-    assert ("**MISSED**" in render({"parts": {"step": part(figure)}})) is marked
+    assert ("**MISSED**" in render({"sections": {"step": measured(figure)}})) is marked
 
 
 @pytest.mark.parametrize(
     ("changes", "warned"),
     [
-        ({"others": 0.05, "load": 2.0}, False),  # the load of the part before it
+        ({"others": 0.05, "load": 2.0}, False),  # the load of the section before it
         ({"others": 1.2}, True),
         ({"others": None, "load": 1.7}, True),
         ({"others": None, "load": 0.2}, False),
@@ -78,23 +78,23 @@ def test_a_missed_goal_is_marked(figure: Figure, marked: bool) -> None:
     ],
 )
 def test_a_busy_machine_is_told(changes: dict[str, Any], warned: bool) -> None:
-    text = render({"parts": {"loader": part(LOADER, **changes)}})
+    text = render({"sections": {"loader": measured(LOADER, **changes)}})
     assert ("The machine was busy with other work during `loader`" in text) is warned
 
 
-def test_parts_of_different_commits_say_so() -> None:
-    text = render({"parts": {"losses": part(LOADER), "loader": part(LOADER, commit="def456")}})
+def test_sections_of_different_commits_are_listed_apart() -> None:
+    text = render({"sections": {"losses": measured(LOADER), "loader": measured(LOADER, commit="def456")}})
     assert "- `losses`: A processor" in text and "- `loader`: A processor" in text and "commit def456" in text
 
 
 def test_history_shows_before_and_after() -> None:
-    entry = {"title": "A step", "told": "Copies.", "command": "python x.py", "where": "here"}
+    entry = {"title": "A step", "text": "Copies.", "command": "python x.py", "where": "here"}
     entry |= {"columns": ["figure", "before", "after"], "rows": [["whole / bare", "1.40", "1.05"]]}
-    text = render({"parts": {}}, [entry])
+    text = render({"sections": {}}, [entry])
     assert (
         "## Profiles, before and after" in text and "| whole / bare | 1.40 | 1.05 |" in text and "`python x.py`" in text
     )
-    assert "before and after" not in render({"parts": {}})
+    assert "before and after" not in render({"sections": {}})
 
 
 def test_numbers_keep_about_three_digits() -> None:
@@ -102,53 +102,55 @@ def test_numbers_keep_about_three_digits() -> None:
     assert write_number(0.0045, "%") == "0.450 %" and write_number(0.7, "share", exact=True) == "0.7"
 
 
-def test_only_some_parts_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_some_sections_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results, written = tmp_path / "results.json", tmp_path / "page.md"
-    results.write_text(json.dumps({"parts": {"startup": part(LOADER), "losses": part(LOADER)}}), encoding="utf-8")
+    results.write_text(
+        json.dumps({"sections": {"startup": measured(LOADER), "losses": measured(LOADER)}}), encoding="utf-8"
+    )
     asked: list[str] = []
 
-    def measured(name: str, quick: bool) -> dict[str, Any]:
+    def measure(name: str, quick: bool) -> dict[str, Any]:
         asked.append(name)
-        return part(LOADER, commit="new")
+        return measured(LOADER, commit="new")
 
-    monkeypatch.setattr(page, "measure_part", measured)
+    monkeypatch.setattr(page, "measure_section", measure)
     arguments = ["--only", "loader,losses", "--results", str(results), "--page", str(written)]
     assert page.main(arguments) == 0
-    parts = json.loads(results.read_text(encoding="utf-8"))["parts"]
-    assert asked == ["loader", "losses"] and list(parts) == ["losses", "loader", "startup"]
-    assert [one["commit"] for one in parts.values()] == ["new", "new", "abc123"]
-    assert written.read_text(encoding="utf-8") == page.render({"parts": parts}, page.read(page.HISTORY, []))
+    sections = json.loads(results.read_text(encoding="utf-8"))["sections"]
+    assert asked == ["loader", "losses"] and list(sections) == ["losses", "loader", "startup"]
+    assert [one["commit"] for one in sections.values()] == ["new", "new", "abc123"]
+    assert written.read_text(encoding="utf-8") == page.render({"sections": sections}, page.read(page.HISTORY, []))
 
 
-def test_a_part_that_fails_keeps_its_last_result_and_stops_no_other(
+def test_a_section_that_fails_keeps_its_last_result_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results, written = tmp_path / "results.json", tmp_path / "page.md"
-    results.write_text(json.dumps({"parts": {"losses": part(LOADER)}}), encoding="utf-8")
+    results.write_text(json.dumps({"sections": {"losses": measured(LOADER)}}), encoding="utf-8")
 
-    def measured(name: str, quick: bool) -> dict[str, Any]:
+    def measure(name: str, quick: bool) -> dict[str, Any]:
         if name == "losses":
             raise subprocess.CalledProcessError(1, ["python"])
-        return part(LOADER, commit="new")
+        return measured(LOADER, commit="new")
 
-    monkeypatch.setattr(page, "measure_part", measured)
+    monkeypatch.setattr(page, "measure_section", measure)
     arguments = ["--only", "losses,loader", "--results", str(results), "--page", str(written)]
     assert page.main(arguments) == 1
-    parts = json.loads(results.read_text(encoding="utf-8"))["parts"]
-    assert parts["losses"]["commit"] == "abc123" and parts["loader"]["commit"] == "new"
+    sections = json.loads(results.read_text(encoding="utf-8"))["sections"]
+    assert sections["losses"]["commit"] == "abc123" and sections["loader"]["commit"] == "new"
     assert "failed: losses" in capsys.readouterr().err
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         page.main(["--only", "loses"])
-    assert ended.value.code == 2 and "loses is not a part" in capsys.readouterr().err
+    assert ended.value.code == 2 and "loses is not a section" in capsys.readouterr().err
 
 
 def test_a_quick_run_leaves_the_committed_page_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = page.PAGE.read_bytes(), page.RESULTS.read_bytes()
     monkeypatch.setattr(page.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
-    monkeypatch.setattr(page, "measure_part", lambda name, quick: part(LOADER))
+    monkeypatch.setattr(page, "measure_section", lambda name, quick: measured(LOADER))
     assert page.main(["--quick", "--only", "loader"]) == 0
     assert "its numbers mean nothing" in (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
     assert committed == (page.PAGE.read_bytes(), page.RESULTS.read_bytes())
@@ -156,7 +158,7 @@ def test_a_quick_run_leaves_the_committed_page_alone(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_a_part_runs_in_a_process_of_its_own() -> None:
-    found = page.measure_part("losses", quick=True)
+    found = page.measure_section("losses", quick=True)
     figures = Findings.from_json(found).figures
     assert len(figures) == 2 and all(figure.value > 0 for figure in figures)
     assert found["machine"]["torch"] and found["machine"]["memory_gb"] > 0 and found["commit"]
@@ -173,7 +175,7 @@ def test_every_part_has_its_script_and_its_anchor() -> None:
 
 
 def test_the_committed_page_is_that_of_the_committed_results() -> None:
-    """After an edit of the words: ``python benchmarks/page.py --render``."""
+    """After editing sections.py: ``python benchmarks/page.py --render``."""
     results = json.loads(page.RESULTS.read_text(encoding="utf-8"))
     history = json.loads(page.HISTORY.read_text(encoding="utf-8"))
     assert not results.get("quick"), "a quick run was committed"
