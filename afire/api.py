@@ -23,7 +23,7 @@ from afire.methods.afire import AFiRe
 from afire.weights.open import open_weights, pick_device
 
 if TYPE_CHECKING:
-    from afire.detect.detector import Detector
+    from afire.detect.base import AnomalyDetector
 
 FilePath = str | Path
 Images = Tensor | NDArray[Any] | FilePath | Sequence[FilePath]
@@ -53,7 +53,7 @@ class Detection:
 class Model:
     """A pre-trained AFiRe ready for use; :func:`load` makes it."""
 
-    def __init__(self, network: AFiRe, name: str, detector: Detector | None = None) -> None:
+    def __init__(self, network: AFiRe, name: str, detector: AnomalyDetector | None = None) -> None:
         self.network = network.eval().requires_grad_(False)
         self.name = name
         self.detector = detector
@@ -150,9 +150,9 @@ def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto")
     network = weights.method
     detector = None
     if weights.detector is not None:
-        from afire.detect.detector import Detector
+        from afire.detect.base import load_detector
 
-        detector = Detector.load(weights.detector)
+        detector = load_detector(weights.detector)
     return Model(network, weights.name, detector).to(pick_device(device))
 
 

@@ -31,11 +31,11 @@ from afire.config import load_config
 from afire.data.decode import read_film
 from afire.data.film import fit_square
 from afire.data.phantom.film import draw_film
+from afire.detect.base import HeatScale, NormalFilms
 from afire.detect.choose import Choice, Component
-from afire.detect.detector import Calibration, Detector, HeatScale
-from afire.detect.domain import Domain, rank_pictures
+from afire.detect.detector import MapDetector
 from afire.detect.findings import SCORED, FilmResult, regions
-from afire.detect.maps import Fitted, Standard, TokenGaussian, look, raw_maps, settle, suspicious
+from afire.detect.maps import Evidence
 from afire.detect.run import Drawing, ReadFilm, RunTask, run_detector
 from afire.methods.afire import AFiRe
 from afire.report.detect_pictures import Painter
@@ -44,7 +44,7 @@ GOAL = 0.80
 _IN_MEMORY, _ROOM = Path("/dev/shm"), 1 << 30
 BATCH = 32
 NETWORKS = {"small": ("small", 128, 512), "vit-b": ("paper", 224, 32)}  # preset, size, films
-PARTS = ("gaussian_peak", "two_pass")
+COMPONENTS = ("gaussian_peak", "two_pass")
 
 
 def place() -> str | None:
@@ -62,34 +62,36 @@ def draw_folder(folder: Path, count: int, side: int) -> torch.Tensor:
     return torch.from_numpy(np.stack([drawn[index % len(drawn)] for index in range(count)]))[:, None]
 
 
-def random_detector(preset: str, size: int, images: torch.Tensor) -> Detector:
-    """Weights and statistics without meaning, of the shapes that a fitted detector has."""
-    model = settle(AFiRe(load_config(preset, overrides=[f"image.size={size}"])))
-    positions, width = model.grid[0] * model.grid[1], model.config.encoder.width
-    whiten = torch.eye(width).expand(positions, -1, -1).contiguous()
-    gaussian = TokenGaussian(torch.zeros(positions, width), whiten, torch.zeros(positions))
-    with torch.inference_mode():
-        films = images[:8].expand(-1, model.config.image.channels, -1, -1)
-        flat = Standard(torch.zeros(positions), torch.ones(positions))
-        maps = raw_maps(model, look(model, films), gaussian, flat)
-    standards = {name: Standard.of(values) for name, values in maps.items()}
-    choice = Choice(tuple(Component(name, 0.0, 1.0) for name in PARTS), 0.5)
-    domain = Domain.of(rank_pictures(images[:16]))
-    normals = Calibration.of(np.linspace(-3, 3, 99))
-    return Detector(model, Fitted(gaussian, standards), choice, normals, HeatScale(1.0, 4.0), domain, 0.05, {})
+class Drawn:
+    """Films in memory, as a fit reads them."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+
+    def batch(self, rows: Any) -> torch.Tensor:
+        return self.images[rows]
 
 
-def bare_passes(detector: Detector, images: torch.Tensor) -> Callable[[], None]:
+def random_detector(preset: str, size: int, images: torch.Tensor) -> MapDetector:
+    """Random weights, fitted on a few films: statistics without meaning, of the shapes that a detector has."""
+    detector = MapDetector(AFiRe(load_config(preset, overrides=[f"image.size={size}"])))
+    normals = NormalFilms(Drawn(images), np.arange(8))  # type: ignore[arg-type]
+    detector.fit(normals)
+    detector.domain.fit(normals.rank_pictures())
+    detector.choice = Choice(tuple(Component(name, 0.0, 1.0) for name in COMPONENTS), 0.5)
+    detector.calibration.fit(np.linspace(-3, 3, 99))
+    detector.scale = HeatScale(1.0, 4.0)
+    return detector
+
+
+def bare_passes(detector: MapDetector, images: torch.Tensor) -> Callable[[], None]:
     """The networks alone, each once: teacher, student with its head, decoder behind the most surprising quarter."""
-    model = detector.model
-    standard = detector.fitted.standards["student_surprise"]
 
     @torch.inference_mode()
     def passes() -> None:
         for films in torch.split(images, BATCH):
-            evidence = look(model, films.expand(-1, model.config.image.channels, -1, -1))
-            assert evidence.tokens is not None and evidence.student_surprise is not None
-            evidence.behind(suspicious(standard(evidence.student_surprise)))
+            evidence = Evidence(detector.model, detector.prepared(films), detector.surprising)
+            assert evidence.tokens is not None and evidence.behind is not None
 
     return passes
 
@@ -118,13 +120,13 @@ def run(preset: str, size: int, films: int, side: int, repetitions: int, clock: 
     }
 
 
-def one_run(detector: Detector, folder: Path, pictures: bool) -> None:
+def one_run(detector: MapDetector, folder: Path, pictures: bool) -> None:
     out = Path(tempfile.mkdtemp(dir=folder)) / "out"  # a new one: clearing the last one is not part of a run
     painter = make_painter(detector, out) if pictures else None
     run_detector(RunTask(detector, "0" * 64, folder / "films", out, painter, batch=BATCH))
 
 
-def make_painter(detector: Detector, out: Path) -> Painter:
+def make_painter(detector: MapDetector, out: Path) -> Painter:
     return Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from afire.data.pack import PackedFilms
-from afire.detect.domain import Domain, rank_pictures
+from afire.detect.normals import Domain, rank_pictures
 
 SIZE, MOST = 128, 400
 

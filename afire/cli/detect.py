@@ -1,33 +1,22 @@
-"""``afire detect fit``: a detector from normal films alone.
-
-``afire detect eval``: a detector on films with findings, beside detectors that need no learning.
-
-``afire detect run``: a fitted detector over a film or a folder of films.
-
-``afire detect``: fit a detector on normal films, evaluate it, use it.
-"""
+"""``afire detect``: fit a detector on normal films, evaluate it on films with findings, run it over new films."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Data, Device, Preset, Quiet, Root, Verbose, Weights
-
-if TYPE_CHECKING:
-    from afire.data.pack import Films
-    from afire.data.splits import Split
-from typing import TYPE_CHECKING, Any
-
-from afire.cli.options import Force, Name
+from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Verbose, Weights
+from afire.detect import DETECTORS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
 
+    from afire.data.pack import Films
+    from afire.data.splits import Split
     from afire.detect.findings import FilmResult, Rule
 
 
@@ -35,6 +24,7 @@ def fit(
     weights: Weights,
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder for the detector.")],
+    method: Annotated[str, typer.Option("--method", help=f"The kind of detector: {', '.join(DETECTORS)}.")] = "afire",
     root: Root = None,
     split: Annotated[
         Path | None,
@@ -63,7 +53,7 @@ def fit(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Adapt the networks to normal films, choose a score on drawn lesions, calibrate it on held-out normals.
+    """Fit a detector on normal films, choose its score on drawn lesions, calibrate it on held-out normals.
 
     Example: [cyan]afire detect fit --weights runs/nih --data packs/nih --out detectors/nih[/cyan]
 
@@ -71,12 +61,13 @@ def fit(
     """
     from afire.cli.tasks import stops_on_signal
     from afire.data.pack import config_for, open_films
-    from afire.detect.fit import FitTask, detect_overrides, detect_settings, fit_detector, open_networks
+    from afire.detect.base import FitTask
+    from afire.detect.fit import detect_overrides, detect_settings, fit_detector, open_networks
     from afire.report.detect_tables import show_choice, write_choice
 
-    own, networks_own = detect_overrides(overrides or ())
+    own, networks_own = detect_overrides(overrides or (), method)
     asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
-    settings = detect_settings(asked)
+    settings = detect_settings(asked, method)
     networks = open_networks(weights, preset, config_file, networks_own)
     config = config_for(networks.config, data)
     image = config.image
@@ -93,6 +84,7 @@ def fit(
         source=data.name,
         device=device,
         resume=resume,
+        method=method,
     )
     with stops_on_signal():
         detector = fit_detector(task)
@@ -127,7 +119,7 @@ def evaluate(
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
     root: Root = None,
     split: Annotated[
-        Path | None, typer.Option("--split", help="A split file, the one of the fit; its test part is tested.")
+        Path | None, typer.Option("--split", help="A split file, the one of the fit; its test films are tested.")
     ] = None,
     protocol: Annotated[
         Literal["auto", "official", "chexpert250", "all"],
@@ -148,8 +140,8 @@ def evaluate(
     """
     from afire.data.pack import open_films
     from afire.data.splits import read_split
+    from afire.detect.base import image_settings
     from afire.detect.evaluate import EvalTask, evaluate_detectors
-    from afire.detect.fit import image_settings
     from afire.tasks.results import check_out, write_result
 
     check_out(out, force)
@@ -164,17 +156,17 @@ def evaluate(
         device=device,
         draws=draws,
     )
-    found = evaluate_detectors(task)
+    evaluated = evaluate_detectors(task)
     from afire.report.detect_pictures import picture_names, write_detection_figures
     from afire.report.detect_tables import PAGE, show_detection, write_detection
 
-    write_detection(out, found, picture_names(write_detection_figures(out, found)))
-    write_result(out, found.result, found.predictions)
+    write_detection(out, evaluated, picture_names(write_detection_figures(out, evaluated)))
+    write_result(out, evaluated.result, evaluated.predictions)
     if not quiet:
         from afire.cli.options import console
 
         screen = console()
-        show_detection(screen, found)
+        show_detection(screen, evaluated)
         screen.print(str(out / PAGE), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -182,9 +174,11 @@ def run(
     source: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help="A film or a folder: PNG, JPEG or DICOM.")],
     model: Annotated[Path, typer.Option("--model", help="The folder of a detector, from `afire detect fit`.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results, pictures and the report.")],
-    threshold: Annotated[float | None, typer.Option(help="Your own score to alarm from, stated in the report.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Your own score to flag films from, stated in the report.")
+    ] = None,
     false_alarms: Annotated[
-        float | None, typer.Option(help="Your own share of normal films that may alarm, such as 0.01.")
+        float | None, typer.Option(help="Your own share of normal films that may be flagged, such as 0.01.")
     ] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Draw every film.")] = True,
     dicom: Annotated[
@@ -209,7 +203,7 @@ def run(
     that cannot be read are listed.
     """
     from afire.cli.options import console
-    from afire.detect.detector import Detector
+    from afire.detect.base import load_detector
     from afire.detect.findings import header_of, rule_of, write_results
     from afire.detect.run import RunTask, detector_hash, run_detector
     from afire.errors import UserError
@@ -221,7 +215,7 @@ def run(
         raise UserError("--resume goes on with the results in --out and --force replaces them; give one of them.")
     if dicom and not pictures:
         raise UserError("--dicom writes pictures; leave out --no-pictures.")
-    detector = Detector.load(model).to(pick_device(device))
+    detector = load_detector(model).to(pick_device(device))
     rule = rule_of(detector, threshold, false_alarms)
     about = {"name": model.resolve().name, "hash": detector_hash(model)}
     painter = Painter(out, detector.scale, detector.config.image.fit, about["hash"], dicom) if pictures else None
@@ -257,7 +251,7 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
     from rich.table import Table
     from rich.text import Text
 
-    from afire.detect.detector import DISCLAIMER
+    from afire.detect.base import DISCLAIMER
     from afire.detect.findings import SCORED, counts, ranked
     from afire.report.detect_page import visible
 
@@ -267,20 +261,21 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
     for name in ("", "film", "most deviating region"):
         table.add_column(name, overflow="fold")
     in_order = ranked(results)
-    for result in [one for one in in_order if one.status == SCORED][:5]:
+    for result in [film for film in in_order if film.status == SCORED][:5]:
         judged = rule.judge(result)
         assert judged is not None and result.score is not None
-        alarm = Text("alarm", "bold yellow") if judged.alarm else Text("")
+        flag = Text("flagged", "bold yellow") if judged.alarm else Text("")
         numbers = (f"{result.score:.2f}", f"{judged.percentile:.1f} %", f"{judged.p_value:.4f}")
-        table.add_row(*numbers, alarm, Text(visible(result.file)), Text(result.region))
+        table.add_row(*numbers, flag, Text(visible(result.file)), Text(result.region))
     if table.row_count:
         screen.print(table)
-    for result in [one for one in in_order if one.status != SCORED][:5]:
-        said = visible(f"{result.file}: {'; '.join(result.objections)}")
-        screen.print(Text.assemble((f"{result.status}: ", "yellow"), said), soft_wrap=True)
-    words = ", ".join(f"{count:,} {name}" for name, count in counts(results, rule).items())
-    screen.print(f"{len(results):,} films: {words}", highlight=False, markup=False)
-    screen.print(f"A film alarms at a {rule.words}.", highlight=False, markup=False)
+    for result in [film for film in in_order if film.status != SCORED][:5]:
+        message = visible(f"{result.file}: {'; '.join(result.objections)}")
+        screen.print(Text.assemble((f"{result.status}: ", "yellow"), message), soft_wrap=True)
+    shown = {"alarm": "flagged", "no alarm": "not flagged"}
+    groups = ", ".join(f"{count:,} {shown.get(name, name)}" for name, count in counts(results, rule).items())
+    screen.print(f"{len(results):,} films: {groups}", highlight=False, markup=False)
+    screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
     screen.print(DISCLAIMER, highlight=False, markup=False)
     screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
 

@@ -8,15 +8,14 @@ normals, only where the mean AUC gains enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from afire.config import LesionConfig
-from afire.detect.maps import SCORES
 from afire.errors import UserError
 from afire.tasks.metrics import auc
 
@@ -37,7 +36,7 @@ KINDS: dict[str, LesionConfig] = {
     ),
     "pasted patch": LesionConfig(kind="anatpaste"),
 }
-GAIN = 0.01  # of the mean AUC: less is noise at the size of a held-out part
+GAIN = 0.01  # of the mean AUC: less is noise at the size of a held-out subset
 DRAWN = 200  # lesioned films of each kind, at least: few held-out normals are drawn on several times
 MOST = 3  # scores in a combination
 NEVER_CHOSEN = ("paper",)  # a direction that is known to be wrong is shown, and not chosen
@@ -68,9 +67,14 @@ class Choice:
     asked: bool = False  # by name, not chosen
 
     @property
+    def names(self) -> list[str]:
+        """Of the scores it adds."""
+        return [component.name for component in self.components]
+
+    @property
     def name(self) -> str:
         """The scores it adds, as in ``surprise + gaussian``."""
-        return " + ".join(component.name for component in self.components)
+        return " + ".join(self.names)
 
     def __call__(self, scores: Scores) -> Floats:
         """The film's score (N,): the mean of its components in the spread of normals."""
@@ -79,8 +83,8 @@ class Choice:
 
 def combine(scores: Scores, components: Sequence[Component]) -> Floats:
     """Mean of the components (N,), each in the spread of normals."""
-    parts = [(np.asarray(scores[one.name], np.float64) - one.centre) / one.spread for one in components]
-    joined: Floats = np.mean(parts, axis=0)
+    values = [(np.asarray(scores[c.name], np.float64) - c.centre) / c.spread for c in components]
+    joined: Floats = np.mean(values, axis=0)
     return joined
 
 
@@ -96,11 +100,11 @@ def choose(normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str] 
         gains = {
             name: _mean_auc(normal, lesioned, [*chosen, _component(normal, name)])
             for name in candidates
-            if name not in {one.name for one in chosen}
+            if name not in {component.name for component in chosen}
         }
         if not gains:
             break
-        name = max(gains, key=lambda one: (gains[one], -candidates.index(one)))
+        name = max(gains, key=lambda candidate: (gains[candidate], -candidates.index(candidate)))
         if chosen and gains[name] < best + GAIN:
             steps.append(f"{name} would add {gains[name] - best:+.3f}: not enough")
             break
@@ -114,8 +118,8 @@ def _candidates(table: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Scores that point the right way for every kind of lesion; where none does, the one that comes closest.
 
     A score that falls with some kind of drawn lesion has learnt the others by heart rather than what normal is. And one
-    that falls with all of them could still help beside another, by taking away what they share: that is turning it
-    round by another name.
+    that falls with all of them could still help beside another, by taking away what they share: that is flipping its
+    sign by another name.
     """
     allowed = [name for name in table if name not in NEVER_CHOSEN]
     upright = [name for name in allowed if min(table[name].values()) >= 0.5]
@@ -130,11 +134,11 @@ def warnings(choice: Choice) -> Iterator[str]:
             f"the chosen score {choice.name} separates drawn lesions from normals with a mean AUC of only {weak:.3f}; "
             "do not expect much of it on real findings"
         )
-    for one in choice.components:
-        mean_auc = float(np.mean(list(choice.table[one.name].values())))
+    for name in choice.names:
+        mean_auc = float(np.mean(list(choice.table[name].values())))
         if mean_auc < 0.5:
             yield (
-                f"{one.name} only works upside down: drawn lesions score lower than normals (mean AUC {mean_auc:.3f}); "
+                f"{name} only works sign-flipped: drawn lesions score lower than normals (mean AUC {mean_auc:.3f}); "
                 "what it finds is an artefact, not a finding"
             )
 
@@ -142,7 +146,7 @@ def warnings(choice: Choice) -> Iterator[str]:
 def choice_to_json(choice: Choice) -> dict[str, Any]:
     return {
         "score": choice.name,
-        "components": [{"name": one.name, "centre": one.centre, "spread": one.spread} for one in choice.components],
+        "components": [asdict(component) for component in choice.components],
         "mean_auc": choice.mean_auc,
         "auc_by_kind": choice.table,
         "steps": list(choice.steps),
@@ -151,11 +155,12 @@ def choice_to_json(choice: Choice) -> dict[str, Any]:
     }
 
 
-def choice_from_json(raw: Mapping[str, Any]) -> Choice:
+def choice_from_json(raw: Mapping[str, Any], known: Collection[str]) -> Choice:
+    """What :func:`choice_to_json` gave, if its scores are among the ``known`` ones."""
     components = tuple(
-        Component(str(one["name"]), float(one["centre"]), float(one["spread"])) for one in raw["components"]
+        Component(str(entry["name"]), float(entry["centre"]), float(entry["spread"])) for entry in raw["components"]
     )
-    unknown = [one.name for one in components if one.name not in SCORES]
+    unknown = [component.name for component in components if component.name not in known]
     if unknown:
         raise UserError(f"this detector uses the score {unknown[0]!r}, which this version of afire does not know.")
     table = {str(name): {str(k): float(v) for k, v in row.items()} for name, row in raw["auc_by_kind"].items()}
@@ -187,8 +192,8 @@ def _component(normal: Scores, name: str) -> Component:
     return Component(name, float(middle), max(float(high - low) / 2, 1e-12))
 
 
-def _separations(normal: Scores, lesioned: Mapping[str, Scores], one: Component) -> dict[str, float]:
-    return {kind: _auc(normal, scores, [one]) for kind, scores in lesioned.items()}
+def _separations(normal: Scores, lesioned: Mapping[str, Scores], component: Component) -> dict[str, float]:
+    return {kind: _auc(normal, scores, [component]) for kind, scores in lesioned.items()}
 
 
 def _mean_auc(normal: Scores, lesioned: Mapping[str, Scores], components: Sequence[Component]) -> float:

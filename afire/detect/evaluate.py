@@ -1,9 +1,8 @@
-"""What a table of detectors says, in sentences: whether learning beats the trivial rows, and what is upside down.
-
-Evaluating detectors: the chosen score, every single one and the trivial ones on the same test films.
+"""Evaluating detectors: the chosen score, every single one and the trivial ones on the same test films.
 
 Several detectors are the seeds of one row: mean, sd, and an interval by bootstrap over patients, in which all rows see
-the same draws, so that their differences are paired. No score is ever turned round: below 0.5 it is upside down.
+the same draws, so that their differences are paired. Below 0.5 a score is sign-flipped; afire never flips it back. What
+the table says is also said in words: whether learning beats the trivial rows, and what is sign-flipped.
 
 Shapes: N test films, R rows of the table, B bootstrap draws.
 """
@@ -18,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from afire.data.keys import most_seen
 from afire.data.pack import Films
@@ -36,7 +34,7 @@ from afire.detect.localise import (
     open_models,
     trivial_of,
 )
-from afire.detect.maps import SCORES
+from afire.detect.normals import Floats
 from afire.detect.protocol import (
     TRIVIAL,
     Name,
@@ -52,64 +50,13 @@ from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import ABNORMAL
 from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash
 from afire.training.run_folder import environment
-from afire.weights.files import tensor_hash
 from afire.weights.open import pick_device
 
-CHANCE = 0.5
-
-
-def verdicts(lines: Sequence[Line], best_trivial: str) -> list[str]:
-    """Sentences, the most important first. ``lines`` begin with the chosen score."""
-    chosen = lines[0]
-    best = next(line for line in lines if line.name == best_trivial)
-    found = [_against(chosen, best), *_upside_down(lines)]
-    better = [line for line in lines if line.kind == "single" and line.against is not None and line.against.low > 0]
-    if chosen.against is not None and chosen.against.low <= 0 and better:
-        names = ", ".join(line.name for line in better)
-        found.append(
-            f"{names} would have beaten {best_trivial} here; that is known only now, with test labels, and is no result"
-        )
-    return found
-
-
-def _against(chosen: Line, best: Line) -> str:
-    ours, theirs, difference = chosen.metrics["auc"].mean, best.metrics["auc"].mean, chosen.against
-    assert difference is not None
-    numbers = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}"
-    words = f"the chosen score {chosen.meaning} (AUC {ours:.3f})"
-    other = f"the best trivial detector, {best.name} (AUC {theirs:.3f})"
-    if difference.low > 0:
-        return f"{words} beats {other}: {numbers}"
-    if difference.high < 0:
-        return f"{words} does not beat the trivial detectors: it is worse than {other}: {numbers}"
-    return f"{words} does not beat {other}: {numbers}"
-
-
-def is_upside_down(line: Line) -> bool:
-    """Whether its AUC, as it is printed, lies below chance."""
-    return round(line.metrics["auc"].mean, 3) < CHANCE
-
-
-def _upside_down(lines: Sequence[Line]) -> list[str]:
-    found = []
-    wrong = [f"{line.name} ({line.metrics['auc'].mean:.3f})" for line in lines if is_upside_down(line)]
-    if wrong:
-        found.append(f"upside down, normal films score higher: {', '.join(wrong)}; no score is turned round")
-    for line in lines:
-        auc = line.metrics["auc"].mean
-        if line.kind != "trivial" and line.drawn_auc < CHANCE < auc:
-            found.append(
-                f"{line.name} reaches {auc:.3f} here only because it is upside down: drawn lesions score lower than "
-                f"normals (AUC {line.drawn_auc:.3f}), so what it finds is an artefact, such as smoother films"
-            )
-    return found
-
-
-Floats = NDArray[np.float64]
 Kind = Literal["chosen", "single", "trivial"]
 ROW = "row:"  # prefix of a row's scores in predictions.parquet
 FEWEST_OF_A_FINDING = 5
 _SEED = 0
+CHANCE = 0.5
 
 logger = logging.getLogger("afire")
 
@@ -176,7 +123,7 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
         films.manifest = pa_only(films.manifest)
     test = plan_test(films.manifest, task.split, task.protocol)
     split = task.split if task.split is not None else test.split
-    logger.info("%s: %s normal and %s abnormal films", test.sentence, *_counts(test).values())
+    logger.info("%s: %s normal and %s abnormal films", test.message, *_counts(test).values())
     places = find_places(films, test.rows)
     measured = [
         measure(name, folder, detector, films, test, split, places)
@@ -187,8 +134,8 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
     predictions = _predictions(films, test, measured, table.names)
     lines = [_line(table, number, measured) for number in range(len(table.names))]
     place = _place(films, places, measured, task.draws)
-    said = verdicts(lines, table.best_trivial)
-    result = _result(task, films, test, measured, lines[0], [*said, *notes])
+    messages = verdicts(lines, table.best_trivial)
+    result = _result(task, films, test, measured, lines[0], [*messages, *notes])
     findings = abnormal_truth(films.manifest, test.rows, FEWEST_OF_A_FINDING)
     return Evaluated(
         result=result,
@@ -198,10 +145,10 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
         findings=_findings(films, test, measured, findings, task.draws),
         finding_films={name: int((truth == 1).sum()) for name, truth in findings.items()},
         place=place,
-        verdicts=said,
+        verdicts=messages,
         counts=_counts(test),
-        protocol=test.sentence,
-        thresholds=[one.detector.threshold for one in measured],
+        protocol=test.message,
+        thresholds=[run.detector.threshold for run in measured],
     )
 
 
@@ -210,12 +157,12 @@ def _add_trivial(films: Films, test: TestFilms, measured: Sequence[Measured]) ->
     rows = needed_rows(measured, test)
     plain = look_plainly(films, rows)
     index = {row: place for place, row in enumerate(rows.tolist())}
-    for one in measured:
-        scores, thresholds = trivial_of(plain, index, one, test)
-        one.scores.update(scores)
-        one.thresholds.update(thresholds)
-    fitted = measured[0].parts.fit if measured[0].parts is not None else test.normals
-    notes = [note for one in measured for note in one.notes]
+    for run in measured:
+        scores, thresholds = trivial_of(plain, index, run, test)
+        run.scores.update(scores)
+        run.thresholds.update(thresholds)
+    fitted = measured[0].subsets.fit if measured[0].subsets is not None else test.normals
+    notes = [note for run in measured for note in run.notes]
     return list(dict.fromkeys([*notes, *missing(plain, fitted)]))
 
 
@@ -230,25 +177,25 @@ class _Table:
 
 
 def _table(films: Films, test: TestFilms, measured: Sequence[Measured], draws: int) -> _Table:
-    order = [CHOSEN, *SCORES, *TRIVIAL]
-    names = [name for name in order if all(name in one.scores for one in measured)]
+    order = [CHOSEN, *measured[0].detector.meanings, *TRIVIAL]
+    names = [name for name in order if all(name in run.scores for run in measured)]
     patients = films.manifest.table["patient"].to_numpy(dtype=object)[test.rows]
     truth = np.repeat(test.truth[:, None], len(names), axis=1)
     tests = []
-    for one in measured:
-        scores = np.stack([one.scores[name] for name in names], axis=1)
-        thresholds = np.array([one.thresholds[name] for name in names])
+    for run in measured:
+        scores = np.stack([run.scores[name] for name in names], axis=1)
+        thresholds = np.array([run.thresholds[name] for name in names])
         tests.append(TestScores(scores, truth, patients, thresholds))
-    values = [{name: found[:-1] for name, found in run_values(one).items()} for one in tests]
+    values = [{name: of_rows[:-1] for name, of_rows in run_values(tested).items()} for tested in tests]
     drawn = bootstrap_values(tests, np.random.default_rng(_SEED), draws)
-    drawn = {name: found[:, :-1] for name, found in drawn.items()}
-    unknown = np.isnan(np.stack([one.thresholds for one in tests])).any(axis=0)
+    drawn = {name: of_rows[:, :-1] for name, of_rows in drawn.items()}
+    unknown = np.isnan(np.stack([tested.thresholds for tested in tests])).any(axis=0)
     for value, tested in zip(values, tests, strict=True):
         for metric in ("accuracy", "f1"):
             value[metric][unknown] = np.nan
             drawn[metric][:, unknown] = np.nan
         best = [oracle(tested.scores[:, row], test.truth) for row in range(len(names))]
-        value["oracle_accuracy"], value["oracle_f1"] = (np.array(found) for found in zip(*best, strict=True))
+        value["oracle_accuracy"], value["oracle_f1"] = map(np.array, zip(*best, strict=True))
     means = {name: float(np.mean([value["auc"][row] for value in values])) for row, name in enumerate(names)}
     best_trivial = max((name for name in names if name in TRIVIAL), key=lambda name: means[name])
     return _Table(names, values, drawn, best_trivial)
@@ -286,14 +233,14 @@ def _line(table: _Table, number: int, measured: Sequence[Measured]) -> Line:
 
 def _meaning(name: str, measured: Sequence[Measured]) -> str:
     if name == CHOSEN:
-        return "; ".join(dict.fromkeys(one.detector.choice.name for one in measured))
-    return TRIVIAL[name] if name in TRIVIAL else SCORES[name].meaning
+        return "; ".join(dict.fromkeys(run.detector.choice.name for run in measured))
+    return TRIVIAL[name] if name in TRIVIAL else measured[0].detector.meanings[name]
 
 
 def _drawn_auc(name: str, measured: Sequence[Measured]) -> float:
     if name == CHOSEN:
-        return float(np.mean([one.detector.choice.mean_auc for one in measured]))
-    tables = [one.detector.choice.table.get(name, {}) for one in measured]
+        return float(np.mean([run.detector.choice.mean_auc for run in measured]))
+    tables = [run.detector.choice.table.get(name, {}) for run in measured]
     means = [float(np.mean(list(table.values()))) for table in tables if table]
     return float(np.mean(means)) if means else float("nan")
 
@@ -309,14 +256,14 @@ def _findings(
     patients = films.manifest.table["patient"].to_numpy(dtype=object)[test.rows]
     tests = [
         TestScores(
-            np.repeat(one.scores[CHOSEN][:, None], len(names), axis=1),
+            np.repeat(run.scores[CHOSEN][:, None], len(names), axis=1),
             truth,
             patients,
-            np.full(len(names), one.thresholds[CHOSEN]),
+            np.full(len(names), run.thresholds[CHOSEN]),
         )
-        for one in measured
+        for run in measured
     ]
-    values, drawn = [run_values(one) for one in tests], bootstrap_values(tests, np.random.default_rng(_SEED), draws)
+    values, drawn = list(map(run_values, tests)), bootstrap_values(tests, np.random.default_rng(_SEED), draws)
     return {
         name: {
             metric: estimate([float(value[metric][c]) for value in values], drawn[metric][:, c]) for metric in m.METRICS
@@ -328,18 +275,18 @@ def _findings(
 def _place(films: Films, places: Places | None, measured: Sequence[Measured], draws: int) -> Place | None:
     if places is None:
         return None
-    found: list[Localisation] = [localise(one.heat, places.inside) for one in measured if one.heat is not None]
+    hits: list[Localisation] = [localise(run.heat, places.inside) for run in measured if run.heat is not None]
     patients = films.manifest.table["patient"].to_numpy(dtype=object)[places.rows]
     drawn = bootstrap_means(
-        [{"hit": one.hit} for one in found], [patients] * len(found), np.random.default_rng(_SEED), draws
+        [{"hit": run.hit} for run in hits], [patients] * len(hits), np.random.default_rng(_SEED), draws
     )
     return Place(
         kind=places.kind,
         films=len(places.rows),
-        pixel_auc=estimate([one.pixel_auc for one in found]),
-        pro=estimate([one.pro for one in found]),
-        hit=estimate([float(one.hit.mean()) for one in found], drawn["hit"]),
-        chance=float(found[0].chance.mean()),
+        pixel_auc=estimate([run.pixel_auc for run in hits]),
+        pro=estimate([run.pro for run in hits]),
+        hit=estimate([float(run.hit.mean()) for run in hits], drawn["hit"]),
+        chance=float(hits[0].chance.mean()),
     )
 
 
@@ -349,12 +296,12 @@ def _counts(test: TestFilms) -> dict[str, int]:
 
 def _predictions(films: Films, test: TestFilms, measured: Sequence[Measured], names: Sequence[str]) -> pd.DataFrame:
     frames = []
-    for one in measured:
+    for run in measured:
         frame = films.manifest.table.iloc[test.rows][["image", "patient"]].reset_index(drop=True)
-        frame.insert(0, "run", one.name)
+        frame.insert(0, "run", run.name)
         frame.insert(1, "part", "test")
-        columns = {TRUTH + ABNORMAL: test.truth, SCORE + ABNORMAL: one.scores[CHOSEN]}
-        columns |= {ROW + name: one.scores[name] for name in names if name != CHOSEN}
+        columns = {TRUTH + ABNORMAL: test.truth, SCORE + ABNORMAL: run.scores[CHOSEN]}
+        columns |= {ROW + name: run.scores[name] for name in names if name != CHOSEN}
         frames.append(pd.concat([frame, pd.DataFrame(columns)], axis=1))
     return pd.concat(frames, ignore_index=True)
 
@@ -366,11 +313,13 @@ def _result(
     test_hash = test.hash(films.manifest)
     first = measured[0].detector
     metrics = {name: chosen.metrics[name] for name in m.METRICS}
-    runs = [_run_result(one, number, test, test_hash, chosen) for number, one in enumerate(measured)]
+    runs = [_run_result(run, number, test, test_hash, chosen) for number, run in enumerate(measured)]
     config: dict[str, Any] = {
         "protocol": test.protocol,
+        "detector": first.method,
+        "flops": first.cost(),
         "false_alarms": first.false_alarms,
-        "fitted": [one.detector.origin.get("settings", {}) for one in measured],
+        "fitted": [run.detector.settings.model_dump() for run in measured],
     }
     weights = dict(first.origin.get("weights", {}))
     return Result(
@@ -383,7 +332,7 @@ def _result(
         weights={
             "name": str(weights.get("name", "unknown")),
             "hash": joint_hash([run.weights_hash for run in runs]),
-            "report": f"adapted to normal films of {first.origin.get('data', {}).get('name', 'unknown')}",
+            "report": f"fitted on normal films of {first.origin.get('data', {}).get('name', 'unknown')}",
         },
         labels=[ABNORMAL],
         fraction=1.0,
@@ -401,15 +350,62 @@ def _result(
     )
 
 
-def _run_result(one: Measured, number: int, test: TestFilms, test_hash: str, chosen: Line) -> RunResult:
-    threshold = one.detector.threshold
+def _run_result(run: Measured, number: int, test: TestFilms, test_hash: str, chosen: Line) -> RunResult:
+    detector = run.detector
     return RunResult(
-        name=one.name,
-        seed=one.seed,
+        name=run.name,
+        seed=run.seed,
         fold=None,
         split_hash=test_hash,
-        weights_hash=tensor_hash(one.detector.model.state_dict()),
-        films={**one.detector.origin.get("parts", {}), "test": len(test.rows)},
-        chosen={"score": one.detector.choice.name, "thresholds": {ABNORMAL: threshold}},
+        weights_hash=detector.weights_hash,
+        films={**detector.origin.get("parts", {}), "test": len(test.rows)},
+        chosen={"score": detector.choice.name, "thresholds": {ABNORMAL: detector.threshold}},
         metrics={name: chosen.metrics[name].values[number] for name in m.METRICS},
     )
+
+
+def verdicts(lines: Sequence[Line], best_trivial: str) -> list[str]:
+    """Messages, the most important first. ``lines`` begin with the chosen score."""
+    chosen = lines[0]
+    best = next(line for line in lines if line.name == best_trivial)
+    messages = [_against(chosen, best), *_sign_flipped(lines)]
+    better = [line for line in lines if line.kind == "single" and line.against is not None and line.against.low > 0]
+    if chosen.against is not None and chosen.against.low <= 0 and better:
+        names = ", ".join(line.name for line in better)
+        messages.append(
+            f"{names} would have beaten {best_trivial} here; that is known only now, with test labels, and is no result"
+        )
+    return messages
+
+
+def _against(chosen: Line, best: Line) -> str:
+    ours, theirs, difference = chosen.metrics["auc"].mean, best.metrics["auc"].mean, chosen.against
+    assert difference is not None
+    numbers = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}"
+    subject = f"the chosen score {chosen.meaning} (AUC {ours:.3f})"
+    other = f"the best trivial detector, {best.name} (AUC {theirs:.3f})"
+    if difference.low > 0:
+        return f"{subject} beats {other}: {numbers}"
+    if difference.high < 0:
+        return f"{subject} does not beat the trivial detectors: it is worse than {other}: {numbers}"
+    return f"{subject} does not beat {other}: {numbers}"
+
+
+def is_sign_flipped(line: Line) -> bool:
+    """Whether its AUC, as it is printed, lies below chance."""
+    return round(line.metrics["auc"].mean, 3) < CHANCE
+
+
+def _sign_flipped(lines: Sequence[Line]) -> list[str]:
+    messages = []
+    wrong = [f"{line.name} ({line.metrics['auc'].mean:.3f})" for line in lines if is_sign_flipped(line)]
+    if wrong:
+        messages.append(f"sign-flipped, normal films score higher: {', '.join(wrong)}; afire flips no score back")
+    for line in lines:
+        auc = line.metrics["auc"].mean
+        if line.kind != "trivial" and line.drawn_auc < CHANCE < auc:
+            messages.append(
+                f"{line.name} reaches {auc:.3f} here only because it is sign-flipped: drawn lesions score lower than "
+                f"normals (AUC {line.drawn_auc:.3f}), so what it finds is an artefact, such as smoother films"
+            )
+    return messages

@@ -1,12 +1,10 @@
-"""Where a film deviates most, in words: the patient's side and the zone of the chest.
+"""What `afire detect run` says about films, and the files it says it in: journal, CSV and JSON.
 
-Sides are the patient's, for a frontal film that hangs as usual: the patient's right lung is on the left of the film.
-Zones are thirds of the height of the lung field (:func:`afire.lesions.lung_field`, a rough one), or of the film where
-none is found.
+Among it is where a film deviates most, in words: the patient's side and the zone of the chest. Sides are the
+patient's, for a frontal film that hangs as usual: the patient's right lung is on the left of the film. Zones are thirds
+of the height of the lung field (:func:`afire.lesions.lung_field`, a rough one), or of the film where none is found.
 
 Shapes: B films of S x S pixels, heat of R x C cells.
-
-What `afire detect run` says about films, and the files it says it in: journal, CSV and JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ from numpy.typing import NDArray
 from torch.nn.functional import adaptive_avg_pool2d
 
 from afire._version import __version__
-from afire.detect.detector import DISCLAIMER, Calibration, Detector
+from afire.detect.base import DISCLAIMER, AnomalyDetector, Heat
+from afire.detect.normals import Calibration
 from afire.errors import UserError
 from afire.files import write_json, write_text
 from afire.lesions.places import lung_field
@@ -38,8 +37,6 @@ _IN_LUNG = 0.25  # share of a cell that must be lung
 _WHOLE_FILM = 0.9  # a lung field this large is none
 _SMALLEST_LUNG = 0.02  # of the film, on either side of its middle
 _ZONES = ("upper", "middle", "lower")
-
-Heat = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def regions(films_BSS: NDArray[np.float32], heat_BRC: Heat) -> list[Region]:
     return [_region(lungs, heat) for lungs, heat in zip(_lungs(fields), heat_BRC, strict=True)]
 
 
-def sentence(region: Region, low: float) -> str:
+def region_message(region: Region, low: float) -> str:
     """``right lower zone, 4.2 sd above normal films there``; below ``low``, the foot of the scale, nothing does."""
     if region.sd < low:
         return f"nothing stands out (highest: {region.words}, {region.sd:.1f} sd)"
@@ -151,7 +148,7 @@ class FilmResult:
     file: str  # relative to the folder that was given
     status: Status
     score: float | None = None  # also of a film out of domain, where it is not to be trusted
-    region: str = ""  # a sentence
+    region: str = ""  # a message
     region_words: str = ""
     region_sd: float | None = None
     x: float | None = None  # of the hottest cell, in fractions of the film
@@ -174,7 +171,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Rule:
-    """When a film alarms: from ``threshold`` on. ``words`` states what that means for normal films."""
+    """When a film is flagged: from ``threshold`` on. ``words`` states what that means for normal films."""
 
     threshold: float
     false_alarms: float  # the rate that the threshold stands for
@@ -190,12 +187,12 @@ class Rule:
         return Judgement(percentile, p_value, result.score >= self.threshold)
 
 
-def rule_of(detector: Detector, threshold: float | None = None, false_alarms: float | None = None) -> Rule:
+def rule_of(detector: AnomalyDetector, threshold: float | None = None, false_alarms: float | None = None) -> Rule:
     """The detector's own rule, or the user's: a score, or a false-alarm rate."""
     calibration = detector.calibration
     films = f"{len(calibration):,} calibration normals"
     if threshold is not None and false_alarms is not None:
-        raise UserError("--threshold and --false-alarms both say when a film alarms; give one of them.")
+        raise UserError("--threshold and --false-alarms both say when a film is flagged; give one of them.")
     if threshold is not None:
         if not np.isfinite(threshold):
             raise UserError(f"--threshold {threshold} is not a finite score.")
@@ -212,11 +209,11 @@ def rule_of(detector: Detector, threshold: float | None = None, false_alarms: fl
             f"--false-alarms {rate:g}: {films} can vouch for no rate below {calibration.smallest_rate():.3f}; "
             "ask for a higher rate, or fit a detector with more normal films."
         )
-    found = calibration.threshold(rate)
+    lowest = calibration.threshold(rate)
     whose = "the detector's own rate" if false_alarms is None else "your own rate"
-    words = f"p-value of at most {rate:g} ({whose}), that is a score of at least {found:.3g}"
-    words = f"{words}; at most {_percent(rate)} of normal films alarm, judged by {films}"
-    return Rule(found, rate, words, calibration)
+    words = f"p-value of at most {rate:g} ({whose}), that is a score of at least {lowest:.3g}"
+    words = f"{words}; at most {_percent(rate)} of normal films are flagged, judged by {films}"
+    return Rule(lowest, rate, words, calibration)
 
 
 def _percent(rate: float) -> str:
@@ -234,20 +231,20 @@ def to_line(result: FilmResult) -> str:
 
 
 def read_journal(path: Path) -> tuple[dict[str, Any], list[FilmResult]]:
-    """The header and the films of a journal; a line torn by a kill is left out, and of a film the last line counts."""
+    """The header and the films of a journal. Truncated lines are left out, and of a film the last line counts."""
     lines = path.read_text(encoding="utf-8").splitlines()
     header = _object(lines[0]) if lines else None
     if header is None or "run" not in header:
         raise UserError(f"{path} does not start like a journal of `afire detect run`; choose another --out.")
-    known = {one.name for one in fields(FilmResult)}
-    found: dict[str, FilmResult] = {}
+    known = {entry.name for entry in fields(FilmResult)}
+    results: dict[str, FilmResult] = {}
     for line in lines[1:]:
         entry = _object(line)
         if entry is None or not known.issuperset(entry) or "file" not in entry:
             continue
         entry["objections"], entry["notes"] = tuple(entry["objections"]), tuple(entry["notes"])
-        found[entry["file"]] = FilmResult(**entry)
-    return header["run"], list(found.values())
+        results[entry["file"]] = FilmResult(**entry)
+    return header["run"], list(results.values())
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -260,8 +257,8 @@ def _object(line: str) -> dict[str, Any] | None:
 
 def counts(results: Iterable[FilmResult], rule: Rule) -> dict[str, int]:
     """How many films are in each group: alarm, no alarm, out of domain, unreadable."""
-    found: Counter[str] = Counter(group(result, rule) for result in results)
-    return {name: found[name] for name in ("alarm", "no alarm", OUT_OF_DOMAIN, UNREADABLE)}
+    groups: Counter[str] = Counter(group(result, rule) for result in results)
+    return {name: groups[name] for name in ("alarm", "no alarm", OUT_OF_DOMAIN, UNREADABLE)}
 
 
 def group(result: FilmResult, rule: Rule) -> str:
@@ -274,7 +271,7 @@ def group(result: FilmResult, rule: Rule) -> str:
 def ranked(results: Iterable[FilmResult]) -> list[FilmResult]:
     """Highest score first, then films out of domain, then those that could not be read."""
     order = {SCORED: 0, OUT_OF_DOMAIN: 1, UNREADABLE: 2}
-    return sorted(results, key=lambda one: (order[one.status], -(one.score or 0.0), one.number))
+    return sorted(results, key=lambda result: (order[result.status], -(result.score or 0.0), result.number))
 
 
 def row(result: FilmResult, rule: Rule, model_hash: str) -> dict[str, Any]:
@@ -311,7 +308,7 @@ def write_results(out: Path, results: Sequence[FilmResult], rule: Rule, header: 
     write_text(out / CSV, _csv(rows))
 
 
-def header_of(detector: Detector, rule: Rule, model: dict[str, str]) -> dict[str, Any]:
+def header_of(detector: AnomalyDetector, rule: Rule, model: dict[str, str]) -> dict[str, Any]:
     """What ``results.json`` says once for all films."""
     return {
         "format": 1,
@@ -339,7 +336,7 @@ def _csv(rows: Sequence[dict[str, Any]]) -> str:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(rows[0] if rows else [])
-    writer.writerows([[_cell(value) for value in one.values()] for one in rows])
+    writer.writerows([[_cell(value) for value in film.values()] for film in rows])
     return stream.getvalue()
 
 

@@ -1,74 +1,53 @@
-"""Which normal films fit a detector, which choose its score, and which calibrate it; patients never cross.
+"""Fitting a detector of any kind: subsets of the normal films, networks, the fit itself, a score, its calibration.
 
-The networks a detector starts from: a whole pre-trained model to adapt, or an encoder or nothing to train from.
-
-Fitting a detector: adapt the networks to the target's normal films, choose a score, calibrate it.
+Patients never cross between the films that fit, those that choose the score and those that calibrate it. Networks are
+those of a run or a bundle, an encoder's weights, or none yet; the detector `afire` adapts them, or trains them by the
+recipe of their settings.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from afire.config import Config, ImageConfig, LesionConfig, changed, load_config, parse_override
+from afire.config import Config, LesionConfig, changed, load_config, parse_override
 from afire.data.keys import remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split
+from afire.detect import DETECTORS
 from afire.detect import choose as choosing
-from afire.detect.detector import CONFIG, SETTINGS, Calibration, Detector, HeatScale, heat_scale
-from afire.detect.domain import Domain, rank_pictures
-from afire.detect.maps import SCORES, Fitted, GaussianFit, Standard, look, raw_maps, settle
+from afire.detect.base import SETTINGS, AnomalyDetector, FitTask, HeatScale, NormalFilms, Rows, Subsets, film_batches
 from afire.errors import UserError
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.afire import AFiRe
-from afire.progress import progress
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies
-from afire.tasks.settings import DetectConfig
+from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
 from afire.training.loop import pretrain
 from afire.training.run_folder import environment
-from afire.weights.open import RANDOM, Weights, open_weights, pick_device
+from afire.weights.open import RANDOM, Weights, open_weights
 
-Rows = NDArray[np.int64]
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Rows of normal films. ``fit`` trains the networks and their Gaussians; the others are held out."""
-
-    fit: Rows
-    choose: Rows
-    calibrate: Rows
-    held_out_by: str  # a sentence: where the held-out normals come from
-
-    @property
-    def held_out(self) -> Rows:
-        return np.concatenate([self.choose, self.calibrate])
-
-    def counts(self) -> dict[str, int]:
-        return {"fit": len(self.fit), "choose": len(self.choose), "calibrate": len(self.calibrate)}
-
-
-def detection_parts(
+def detection_subsets(
     manifest: Manifest, split: Split | None, seed: int, held_out: float = 0.25, choose_share: float = 0.4
-) -> Parts:
-    """Draw the parts by patient; exact copies count as one patient.
+) -> Subsets:
+    """Draw the subsets by patient; exact copies count as one patient.
 
-    With a split the held-out normals are those of its validation part. Without one a share ``held_out`` of the
-    patients with normal training films is held out. Never a film of the test part.
+    With a split the held-out normals are those of its validation films. Without one a share ``held_out`` of the
+    patients with normal training films is held out. Never a film of the test.
     """
     rows, _ = normal_training_rows(manifest, split)
     patients = group_copies(manifest, film_digests(manifest)).table["patient"].to_numpy()
@@ -76,7 +55,7 @@ def detection_parts(
     if split is not None:
         held = _normal(manifest, split.rows(manifest)["val"])
         held = held[~np.isin(patients[held], patients[rows])]  # a copy of a training film holds nothing out
-        source = f"normal films of the split's validation part ({split.hash[:12]})"
+        source = f"normal validation films of the split ({split.hash[:12]})"
     else:
         names = generator.permutation(np.unique(patients[rows]))
         chosen = set(names[: max(1, round(held_out * len(names)))])
@@ -86,14 +65,14 @@ def detection_parts(
     names = generator.permutation(np.unique(patients[held]))
     for_choice = set(names[: max(1, round(choose_share * len(names)))])
     inside = np.array([patient in for_choice for patient in patients[held]], bool)
-    parts = Parts(rows, held[inside], held[~inside], source)
-    for name, count in parts.counts().items():
+    subsets = Subsets(rows, held[inside], held[~inside], source)
+    for name, count in subsets.counts().items():
         if count < FEWEST[name]:
             raise UserError(
                 f"{count} normal films are left to {name} the detector, and it needs at least {FEWEST[name]}; give "
-                "more normal films, or a split with a larger validation part."
+                "more normal films, or a split with more validation films."
             )
-    return parts
+    return subsets
 
 
 def _normal(manifest: Manifest, rows: Rows) -> Rows:
@@ -141,81 +120,70 @@ def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[
         )
 
 
-def image_settings(model: Path) -> ImageConfig:
-    """How a detector's films are read, before its weights are."""
-    if not (model / SETTINGS).is_file():
-        raise UserError(f"{model} holds no detector ({SETTINGS}); make one with `afire detect fit`.")
-    return load_config(file=model / CONFIG).image
-
-
-def detect_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+def detect_overrides(overrides: Sequence[str], method: str = "afire") -> tuple[list[str], list[str]]:
     """Those of the detector's own settings, and those of the networks'."""
-    own = [text for text in overrides if text.partition("=")[0].strip().split(".")[0] in DetectConfig.model_fields]
+    names = DETECTORS[method].Settings.model_fields
+    own = [text for text in overrides if text.partition("=")[0].strip().split(".")[0] in names]
     return own, [text for text in overrides if text not in own]
 
 
-def detect_settings(overrides: Sequence[str]) -> DetectConfig:
-    """The detector's settings: defaults, changed by ``overrides`` one by one, so that a part of a part may change."""
-    settings = DetectConfig()
+def detect_settings(overrides: Sequence[str], method: str = "afire") -> DetectorConfig:
+    """The detector's settings: defaults, changed by ``overrides`` one by one, so that one of a group may change."""
+    settings: DetectorConfig = DETECTORS[method].Settings()
     for override in overrides:
         settings = changed(settings, parse_override(override))
     return settings
 
 
-BATCH = 64
 _LESION_SEED = 60_000  # far from any run's own lesions
 _ADAPT = "adapt"
 
 logger = logging.getLogger("afire")
 
 
-@dataclass(frozen=True)
-class FitTask:
-    """Everything a fit needs to know. Networks come from a run (``pretrained``), from an encoder's weights (``init``)
-    or, without either, from nothing; the latter two are trained by the recipe of ``config`` instead of adapted."""
-
-    config: Config  # of the networks: the run's own, or the one asked for
-    settings: DetectConfig
-    films: Films
-    out: Path
-    pretrained: Weights | None = None
-    run: Path | None = None  # folder of the pre-training run, which knows what films it has seen
-    init: str | Path | None = None
-    split: Split | None = None
-    source: str = ""
-    device: str = "auto"
-    resume: bool = False
-
-
-def fit_detector(task: FitTask) -> Detector:
-    """Adapt, fit, choose and calibrate; writes ``task.out`` and returns the detector.
+def fit_detector(task: FitTask) -> AnomalyDetector:
+    """Start, fit, choose and calibrate; writes ``task.out`` and returns the detector.
 
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
     """
     if (task.out / SETTINGS).exists():
         raise UserError(f"{task.out} already holds a detector; choose another --out.")
-    parts = detection_parts(
-        task.films.manifest, task.split, task.settings.seed, task.settings.held_out, task.settings.choose_share
+    kind, settings = DETECTORS[task.method], task.settings
+    subsets = detection_subsets(
+        task.films.manifest, task.split, settings.seed, settings.held_out, settings.choose_share
     )
     logger.info(
         "%s normal films fit, %s choose the score, %s calibrate it: %s",
-        *(f"{count:,}" for count in parts.counts().values()),
-        parts.held_out_by,
+        *(f"{count:,}" for count in subsets.counts().values()),
+        subsets.held_out_by,
     )
-    _check(task, parts)
-    notes = list(_seen_before(task, parts))
-    device = pick_device(task.device)
-    # The Gaussians need double precision, which Apple's GPUs do not have.
-    model = settle(_adapt(task, parts)).to("cpu" if device.type == "mps" else device)
-    detector = calibrate(model, task.films, parts, task.settings)
+    _check(task, subsets, kind.meanings)
+    notes = list(_seen_before(task, subsets))
+    detector: AnomalyDetector = kind.start(task, subsets)
+    calibrate(detector, task.films, subsets)
     notes += choosing.warnings(detector.choice)
     for note in notes:
         logger.warning("%s", note)
-    detector.origin = _origin(task, parts, notes)
-    _remember(task, parts)
+    detector.origin = _origin(task, subsets, notes)
+    _remember(task, subsets)
     detector.save(task.out)
     shutil.rmtree(task.out / _ADAPT / "checkpoints", ignore_errors=True)  # the weights are in the detector now
     return detector
+
+
+def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None:
+    """Fit a started detector and all that surrounds it: domain, choice of a score, calibration, scale of heatmaps."""
+    normals = NormalFilms(films, subsets.fit)
+    detector.fit(normals)
+    detector.domain.fit(normals.rank_pictures())
+    detector.choice = _choose(detector, films, subsets.choose)
+    scores, heats = [], []
+    for images in film_batches(films, subsets.calibrate, "calibration"):
+        found = detector.score(images, restore=False)
+        scores.append(found.score)
+        heats.append(found.heat)
+    detector.calibration.fit(np.concatenate(scores))
+    detector.scale = HeatScale.of(heats)
 
 
 def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
@@ -246,50 +214,51 @@ def _with_lesions(config: Config, settings: DetectConfig) -> Config:
     return config.model_copy(update=changed)
 
 
-def asked_scores(score: str) -> list[str] | None:
-    """``gaussian + lesion`` -> both names, checked; ``auto`` -> None."""
+def asked_scores(score: str, known: Collection[str]) -> list[str] | None:
+    """``gaussian + lesion`` -> both names, which must be ``known``; ``auto`` -> None."""
     if score == "auto":
         return None
     names = [name.strip() for name in score.split("+")]
     for name in names:
-        if name not in SCORES:
-            raise UserError(f"there is no score {name!r}; scores are {', '.join(SCORES)}, or auto.")
+        if name not in known:
+            raise UserError(f"there is no score {name!r}; scores are {', '.join(known)}, or auto.")
     if len(set(names)) < len(names):
         raise UserError(f"--score {score} names a score twice.")
     return names
 
 
-def _check(task: FitTask, parts: Parts) -> None:
+def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
     """What would fail after the training fails before it."""
     size = task.config.image.size
     if task.films.size != size:
         raise UserError(f"the films are {task.films.size} px, but the networks take {size}; pack them at that size.")
-    asked_scores(task.settings.score)
-    smallest = 1 / (1 + len(parts.calibrate))
+    asked_scores(task.settings.score, scores)
+    smallest = 1 / (1 + len(subsets.calibrate))
     if task.settings.false_alarms < smallest:
         raise UserError(
-            f"{len(parts.calibrate)} calibration films cannot vouch for a false-alarm rate of "
+            f"{len(subsets.calibrate)} calibration films cannot vouch for a false-alarm rate of "
             f"{task.settings.false_alarms:g}; set false_alarms to {smallest:.3f} or more."
         )
 
 
-def _adapt(task: FitTask, parts: Parts) -> AFiRe:
+def adapted(task: FitTask, subsets: Subsets) -> AFiRe:
     """The networks after they have seen the normal films that fit."""
+    assert isinstance(task.settings, DetectConfig)
     if task.pretrained is not None and task.settings.adapt.epochs == 0:
         return task.pretrained.method
     if task.pretrained is None:
         training = task.config.training
-        batch = min(training.batch_size, len(parts.fit))
+        batch = min(training.batch_size, len(subsets.fit))
         recipe = task.config.model_copy(update={"training": training.model_copy(update={"batch_size": batch})})
         config = _with_lesions(recipe, task.settings)
     else:
-        config = adaptation(task.config, task.settings, len(parts.fit))
+        config = adaptation(task.config, task.settings, len(subsets.fit))
     folder = task.out / _ADAPT
     result = pretrain(
         config,
         task.films,
         folder,
-        parts.fit,
+        subsets.fit,
         source=task.source,
         init=task.init,
         first_weights=_first_weights(config, task.pretrained) if task.pretrained is not None else None,
@@ -310,77 +279,29 @@ def _first_weights(config: Config, pretrained: Weights) -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def calibrate(model: AFiRe, films: Films, parts: Parts, settings: DetectConfig) -> Detector:
-    """A detector from adapted networks: Gaussians and standards, the choice, the calibration, the scale, the domain."""
-    fitted, domain = _fit(model, films, parts.fit)
-    untold = choosing.Choice((choosing.Component("gaussian", 0.0, 1.0),), float("nan"))
-    detector = Detector(
-        model=model,
-        fitted=fitted,
-        choice=untold,
-        calibration=Calibration.of([0.0]),
-        scale=HeatScale(0.0, 1.0),
-        domain=domain,
-        false_alarms=settings.false_alarms,
-        origin={},
-    )
-    detector.choice = _choose(detector, films, parts.choose, settings)
-    scores, heats = [], []
-    for images in _batches(films, parts.calibrate, "calibration"):
-        found = detector.score(images, restore=False)
-        scores.append(found.score)
-        heats.append(found.heat)
-    detector.calibration = Calibration.of(np.concatenate(scores))
-    detector.scale = heat_scale(heats)
-    return detector
-
-
-def _fit(model: AFiRe, films: Films, rows: Rows) -> tuple[Fitted, Domain]:
-    """Two passes over the normal films: the Gaussians, then the standard of every map that needs them."""
-    gaussians, ranks = GaussianFit(), []
-    for images in _batches(films, rows, "token Gaussians"):
-        gaussians.add(look(model, _channels(model, images)).tokens)
-        ranks.append(rank_pictures(images))
-    gaussian = gaussians.finish()
-    collected: dict[str, list[Tensor]] = {}
-    hide_from: Standard | None = None
-    if model.bank is not None and model.config.losses.contrast == "probability":
-        surprises = [
-            look(model, _channels(model, images)).student_surprise
-            for images in _batches(films, rows[:: max(1, len(rows) // 1024)], "what is surprising")
-        ]
-        hide_from = Standard.of(torch.cat([one for one in surprises if one is not None]))
-    with torch.inference_mode():
-        for images in _batches(films, rows, "maps of normal films"):
-            evidence = look(model, _channels(model, images))
-            for name, values in raw_maps(model, evidence, gaussian, hide_from).items():
-                collected.setdefault(name, []).append(values)
-    standards = {name: Standard.of(torch.cat(values)) for name, values in collected.items()}
-    if hide_from is not None:
-        standards["student_surprise"] = hide_from
-    return Fitted(gaussian, standards), Domain.of(torch.cat(ranks))
-
-
-def _choose(detector: Detector, films: Films, rows: Rows, settings: DetectConfig) -> choosing.Choice:
+def _choose(detector: AnomalyDetector, films: Films, rows: Rows) -> choosing.Choice:
+    settings = detector.settings
     normal: dict[str, list[NDArray[np.float64]]] = {}
     lesioned: dict[str, dict[str, list[NDArray[np.float64]]]] = {kind: {} for kind in choosing.KINDS}
     views = min(-(-choosing.DRAWN // len(rows)), 16)
-    for start, images in _numbered(films, rows):
+    start = 0
+    for images in film_batches(films, rows, "choosing a score"):
         _collect(normal, detector, images)
         indices = rows[start : start + len(images)].tolist()
+        start += len(images)
         for number, (kind, config) in enumerate(choosing.KINDS.items()):
             drawn = _draw(images, config.model_copy(update={"views": views}), settings.seed, number, indices)
             _collect(lesioned[kind], detector, drawn)
     joined = {kind: _join(scores) for kind, scores in lesioned.items()}
-    return choosing.choose(_join(normal), joined, asked_scores(settings.score))
+    return choosing.choose(_join(normal), joined, asked_scores(settings.score, detector.meanings))
 
 
 def _draw(images: Tensor, config: LesionConfig, seed: int, kind: int, indices: list[int]) -> Tensor:
     return synthesize_keyed(images, seed=_LESION_SEED + seed, epoch=kind, indices=indices, config=config)[0]
 
 
-def _collect(into: dict[str, list[NDArray[np.float64]]], detector: Detector, images: Tensor) -> None:
-    for name, values in detector.score(images, all_scores=True, restore=False).parts.items():
+def _collect(into: dict[str, list[NDArray[np.float64]]], detector: AnomalyDetector, images: Tensor) -> None:
+    for name, values in detector.score(images, all_scores=True, restore=False).scores.items():
         into.setdefault(name, []).append(values)
 
 
@@ -388,35 +309,15 @@ def _join(scores: Mapping[str, list[NDArray[np.float64]]]) -> dict[str, NDArray[
     return {name: np.concatenate(values) for name, values in scores.items()}
 
 
-def _numbered(films: Films, rows: Rows) -> Iterator[tuple[int, Tensor]]:
-    start = 0
-    for images in _batches(films, rows, "choosing a score"):
-        yield start, images
-        start += len(images)
-
-
-def _batches(films: Films, rows: Rows, what: str) -> Iterator[Tensor]:
-    with progress(what, len(rows), "films") as bar:
-        for start in range(0, len(rows), BATCH):
-            batch = rows[start : start + BATCH]
-            yield films.batch(batch)
-            bar.advance(len(batch))
-
-
-def _channels(model: AFiRe, images: Tensor) -> Tensor:
-    device = next(model.parameters()).device
-    return images.to(device).expand(-1, model.config.image.channels, -1, -1)
-
-
-def _seen_before(task: FitTask, parts: Parts) -> Iterator[str]:
-    """A held-out film that pre-training has seen is not held out: its scores are too low, alarms too frequent."""
+def _seen_before(task: FitTask, subsets: Subsets) -> Iterator[str]:
+    """A held-out film that pre-training has seen is not held out: its scores are too low, false alarms too frequent."""
     if _is_from_nothing(task):
         return
-    seen = seen_by_weights(task.run or task.init, task.films, parts.held_out)
+    seen = seen_by_weights(task.run or task.init, task.films, subsets.held_out)
     if seen.answer == "seen":
         yield (
-            f"{seen.seen:,} of {seen.films:,} held-out normals were seen in pre-training, so false alarms will be "
-            "more frequent than stated; pre-train and fit with the same --split, whose validation part is then unseen"
+            f"{seen.seen:,} of {seen.films:,} held-out normals were seen in pre-training, so false alarms will be more "
+            "frequent than stated; pre-train and fit with the same --split, whose validation films are then unseen"
         )
     elif seen.answer == "unknown":
         yield (
@@ -425,9 +326,9 @@ def _seen_before(task: FitTask, parts: Parts) -> Iterator[str]:
         )
 
 
-def _remember(task: FitTask, parts: Parts) -> None:
+def _remember(task: FitTask, subsets: Subsets) -> None:
     """One-way keys of the films that made the detector, so that a test can tell which ones it knows."""
-    remember_films(task.out, task.films, np.concatenate([parts.fit, parts.held_out]))
+    remember_films(task.out, task.films, np.concatenate([subsets.fit, subsets.held_out]))
     if not _is_from_nothing(task):
         remember_behind(task.out, task.run or task.init)
 
@@ -437,14 +338,13 @@ def _is_from_nothing(task: FitTask) -> bool:
     return task.pretrained is None and task.init is None
 
 
-def _origin(task: FitTask, parts: Parts, notes: list[str]) -> dict[str, Any]:
+def _origin(task: FitTask, subsets: Subsets, notes: list[str]) -> dict[str, Any]:
     return {
         "data": {"name": task.source, "hash": data_content_hash(task.films), "films": len(task.films)},
-        "parts": parts.counts(),
-        "held_out_by": parts.held_out_by,
+        "parts": subsets.counts(),
+        "held_out_by": subsets.held_out_by,
         "split": task.split.hash if task.split is not None else None,
         "weights": _weights_name(task),
-        "settings": task.settings.model_dump(),
         "notes": notes,
         "environment": environment(),
     }

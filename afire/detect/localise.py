@@ -1,14 +1,12 @@
-"""Whether heat lies where the finding is: heatmaps against boxes and masks.
-
-Only films with a box or a mask of a finding count, so the easy pixels of normal films do not flatter.
-Shapes: N films, r x c positions, S pixels a side.
-
-Scores of a detector's every score and of the trivial detectors on the test films, each with its threshold.
+"""What one detector gives on the test films: all its scores, a threshold for each, and whether its heat is in place.
 
 A threshold belongs to a false-alarm rate on normal films that took no part in fitting: the detector's own calibration
 films. They can be found again only where ``--data`` holds the films that the detector was fitted on.
 
-Shapes: N test films.
+For places, heatmaps are compared with boxes and masks. Only films with a box or a mask of a finding count, so the easy
+pixels of normal films do not flatter.
+
+Shapes: N films, r x c positions, S pixels a side.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from afire.data.keys import Seen, films_seen, rows_seen
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split
-from afire.detect.detector import Calibration, Detector
-from afire.detect.fit import Parts, detection_parts
+from afire.detect.base import AnomalyDetector, Heat, Rows, Subsets, film_batches, load_detector
+from afire.detect.fit import detection_subsets
+from afire.detect.normals import Calibration, Floats
 from afire.detect.protocol import Plain, TestFilms, check_unseen, seen_in_pretraining, trivial_scores
 from afire.errors import UserError
-from afire.progress import progress
 from afire.tasks.features import data_content_hash
 from afire.tasks.gradcam import find_cases
 from afire.tasks.masks import load_masks, mask_cells
@@ -41,9 +39,6 @@ from afire.tasks.metrics import ranking_values
 from afire.tasks.settings import MaskConfig
 from afire.weights.open import RANDOM
 
-Floats = NDArray[np.float64]
-Heat = NDArray[np.float32]
-Rows = NDArray[np.int64]
 Inside = NDArray[np.bool_]
 PRO_LIMIT = 0.3  # share of false pixels up to which overlap is averaged
 _EIGHT_NEIGHBOURS = np.ones((3, 3), int)
@@ -90,11 +85,11 @@ def _masked(films: Films, rows: Rows) -> Places | None:
     except UserError:
         return None  # no masks at all
     abnormal = films.manifest.table["normal"].to_numpy()[rows] == 0
-    found = np.array([row for row in rows[abnormal].tolist() if cells[row]], np.int64)
-    if len(found) == 0:
+    masked = np.array([row for row in rows[abnormal].tolist() if cells[row]], np.int64)
+    if len(masked) == 0:
         return None
     try:
-        return Places(found, load_masks(films, found, cells, config).read(found), "masks")
+        return Places(masked, load_masks(films, masked, cells, config).read(masked), "masks")
     except UserError as error:
         logger.warning("masks are not used: %s", error)
         return None
@@ -150,17 +145,16 @@ def region_overlap(values_NSS: Heat, inside_NSS: Inside, limit: float = PRO_LIMI
         places += count
     order = np.argsort(-values_NSS, axis=None, kind="stable")
     ends = np.flatnonzero(np.r_[np.diff(values_NSS.ravel()[order]) != 0, True])  # pixels of one value fall together
-    found = np.r_[0.0, np.cumsum(gain.ravel()[order])[ends] / places]
+    overlap = np.r_[0.0, np.cumsum(gain.ravel()[order])[ends] / places]
     outside = ~inside_NSS.ravel()[order]
     false = np.r_[0.0, np.cumsum(outside)[ends] / outside.sum()]
-    at_limit = float(np.interp(limit, false, found))
+    at_limit = float(np.interp(limit, false, overlap))
     within = false < limit
-    rates, overlaps = np.r_[false[within], limit], np.r_[found[within], at_limit]
+    rates, overlaps = np.r_[false[within], limit], np.r_[overlap[within], at_limit]
     return float(((overlaps[1:] + overlaps[:-1]) / 2 * np.diff(rates)).sum() / limit)
 
 
 CHOSEN = "chosen score"
-BATCH = 64
 _SAME = 1e-3  # in sd of normals: recomputed calibration scores must agree with the stored ones this well
 
 
@@ -170,8 +164,8 @@ class Measured:
 
     name: str
     folder: Path
-    detector: Detector
-    parts: Parts | None
+    detector: AnomalyDetector
+    subsets: Subsets | None
     scores: dict[str, Floats]
     thresholds: dict[str, float]
     heat: Heat | None
@@ -181,13 +175,16 @@ class Measured:
 
     @property
     def seed(self) -> int:
-        return int(self.detector.origin.get("settings", {}).get("seed", 0))
+        return self.detector.settings.seed
 
 
-def open_models(folders: Sequence[Path], films: Films, device: torch.device) -> list[tuple[str, Path, Detector]]:
-    """Detectors with a name for each: its seed, or its folder where seeds repeat."""
-    detectors = [Detector.load(folder).to(device) for folder in folders]
-    seeds = [int(one.origin.get("settings", {}).get("seed", 0)) for one in detectors]
+def open_models(folders: Sequence[Path], films: Films, device: torch.device) -> list[tuple[str, Path, AnomalyDetector]]:
+    """Detectors of one kind with a name for each: its seed, or its folder where seeds repeat."""
+    detectors = [load_detector(folder).to(device) for folder in folders]
+    seeds = [detector.settings.seed for detector in detectors]
+    methods = dict.fromkeys(detector.method for detector in detectors)
+    if len(methods) > 1:
+        raise UserError(f"several --model are the seeds of one row, but these are of {' and '.join(methods)}.")
     for folder, detector in zip(folders, detectors, strict=True):
         size = detector.config.image.size
         if films.size != size:
@@ -202,31 +199,31 @@ def open_models(folders: Sequence[Path], films: Films, device: torch.device) -> 
 def measure(
     name: str,
     folder: Path,
-    detector: Detector,
+    detector: AnomalyDetector,
     films: Films,
     test: TestFilms,
     split: Split | None,
     places: Places | None,
 ) -> Measured:
     """Score the test films once with everything the detector has, and its calibration films where they are here."""
-    parts, note = own_parts(folder, detector, films, split)
-    fitted = rows_seen(folder, films) if parts is None else np.concatenate([parts.fit, parts.held_out])
+    subsets, note = own_subsets(folder, detector, films, split)
+    fitted = rows_seen(folder, films) if subsets is None else np.concatenate([subsets.fit, subsets.held_out])
     fit = check_unseen(folder, films, test.rows, fitted)
     from_random = detector.origin.get("weights", {}).get("name") == RANDOM
     pretraining = seen_in_pretraining(folder, films, test.rows, from_random)
     scores, heat = _score(detector, films, test.rows, f"{name}: test films", places)
     thresholds = dict.fromkeys(scores, float("nan"))
-    if parts is not None:
-        of_normals, _ = _score(detector, films, parts.calibrate, f"{name}: calibration films", None)
+    if subsets is not None:
+        of_normals, _ = _score(detector, films, subsets.calibrate, f"{name}: calibration films", None)
         if _agree(detector, of_normals[CHOSEN]):
             rate = detector.false_alarms
             thresholds = {key: Calibration.of(values).threshold(rate) for key, values in of_normals.items()}
         else:
-            parts, note = None, "the calibration films score otherwise than when the detector was fitted"
+            subsets, note = None, "the calibration films score otherwise than when the detector was fitted"
     thresholds[CHOSEN] = detector.threshold
-    notes = [] if parts is not None else [f"only the chosen score has a calibrated threshold: {note}"]
+    notes = [] if subsets is not None else [f"only the chosen score has a calibrated threshold: {note}"]
     notes += seen_notes(name, fit, pretraining)
-    return Measured(name, folder, detector, parts, scores, thresholds, heat, fit, pretraining, notes)
+    return Measured(name, folder, detector, subsets, scores, thresholds, heat, fit, pretraining, notes)
 
 
 def seen_notes(name: str, fit: Seen, pretraining: Seen) -> list[str]:
@@ -250,10 +247,12 @@ def seen_notes(name: str, fit: Seen, pretraining: Seen) -> list[str]:
     return notes
 
 
-def own_parts(folder: Path, detector: Detector, films: Films, split: Split | None) -> tuple[Parts | None, str]:
+def own_subsets(
+    folder: Path, detector: AnomalyDetector, films: Films, split: Split | None
+) -> tuple[Subsets | None, str]:
     """The films that fitted, chose and calibrated, drawn again; or None and why they cannot be."""
     origin: dict[str, Any] = detector.origin
-    settings = origin.get("settings", {})
+    settings = detector.settings
     if origin.get("data", {}).get("hash") != data_content_hash(films):
         return None, _other_data(folder, films, str(origin.get("data", {}).get("name", "unknown")))
     wanted = origin.get("split")
@@ -261,47 +260,47 @@ def own_parts(folder: Path, detector: Detector, films: Films, split: Split | Non
         return None, f"it was fitted with the split {str(wanted)[:12]}, which was not given"
     used = split if wanted is not None else None
     try:
-        parts = detection_parts(
-            films.manifest, used, int(settings["seed"]), float(settings["held_out"]), float(settings["choose_share"])
-        )
-    except (KeyError, UserError) as error:
-        return None, f"its parts cannot be drawn again ({error})"
-    if parts.counts() != origin.get("parts"):
-        return None, "its parts cannot be drawn again: the labels have changed"
-    return parts, ""
+        subsets = detection_subsets(films.manifest, used, settings.seed, settings.held_out, settings.choose_share)
+    except UserError as error:
+        return None, f"its subsets cannot be drawn again ({error})"
+    if subsets.counts() != origin.get("parts"):
+        return None, "its subsets cannot be drawn again: the labels have changed"
+    return subsets, ""
 
 
 def _other_data(folder: Path, films: Films, name: str) -> str:
-    """Why a detector's parts are not among the rows here. That the films are others is said only when it is known."""
+    """Why a detector's subsets are not among the rows here. That the films are others is said only when it is known."""
     seen = films_seen(folder, films, np.arange(len(films)))
     if seen.answer == "seen":
-        return f"it was fitted on films of this set in another form ({name}), so its parts cannot be drawn again"
+        return f"it was fitted on films of this set in another form ({name}), so its subsets cannot be drawn again"
     if seen.answer == "none":
         return f"it was fitted on other films ({name})"
     return f"it was fitted on {name}, and whether those are films of this set is not known"
 
 
 def trivial_of(
-    plain: Plain, index: dict[int, int], one: Measured, test: TestFilms
+    plain: Plain, index: dict[int, int], measured: Measured, test: TestFilms
 ) -> tuple[dict[str, Floats], dict[str, float]]:
     """Trivial scores (N,) and thresholds with the same films in the same roles as the detector's.
 
     ``index`` maps rows of the manifest to places in ``plain``.
     """
-    fit = np.concatenate([one.parts.fit, one.parts.choose]) if one.parts is not None else test.normals
-    found = trivial_scores(plain, _at(index, fit))
-    tested = {name: values[_at(index, test.rows)] for name, values in found.items()}
-    if one.parts is None:
+    subsets = measured.subsets
+    fit = np.concatenate([subsets.fit, subsets.choose]) if subsets is not None else test.normals
+    scores = trivial_scores(plain, _at(index, fit))
+    tested = {name: values[_at(index, test.rows)] for name, values in scores.items()}
+    if subsets is None:
         return tested, dict.fromkeys(tested, float("nan"))
-    held = _at(index, one.parts.calibrate)
-    rate = one.detector.false_alarms
-    return tested, {name: Calibration.of(values[held]).threshold(rate) for name, values in found.items()}
+    held = _at(index, subsets.calibrate)
+    rate = measured.detector.false_alarms
+    return tested, {name: Calibration.of(values[held]).threshold(rate) for name, values in scores.items()}
 
 
 def needed_rows(measured: Sequence[Measured], test: TestFilms) -> Rows:
     """Every film that a trivial detector looks at for any of the detectors."""
-    parts = [rows for one in measured if one.parts is not None for rows in (one.parts.fit, one.parts.held_out)]
-    return np.unique(np.concatenate([test.rows, test.normals, *parts]))
+    subsets = [run.subsets for run in measured if run.subsets is not None]
+    used = [rows for subset in subsets for rows in (subset.fit, subset.held_out)]
+    return np.unique(np.concatenate([test.rows, test.normals, *used]))
 
 
 def _at(index: dict[int, int], rows: Rows) -> Rows:
@@ -309,26 +308,25 @@ def _at(index: dict[int, int], rows: Rows) -> Rows:
 
 
 def _score(
-    detector: Detector, films: Films, rows: Rows, what: str, places: Places | None
+    detector: AnomalyDetector, films: Films, rows: Rows, what: str, places: Places | None
 ) -> tuple[dict[str, Floats], Heat | None]:
     """Every score of the rows, the chosen one first, and the heat of those rows that have a place, in its order."""
-    found: dict[str, list[Floats]] = {}
+    batches: dict[str, list[Floats]] = {}
     heat: dict[int, Heat] = {}
     wanted = set(places.rows.tolist()) if places is not None else set()
-    with progress(what, len(rows), "films") as bar:
-        for start in range(0, len(rows), BATCH):
-            batch = rows[start : start + BATCH]
-            answer = detector.score(films.batch(batch), all_scores=True, restore=False)
-            found.setdefault(CHOSEN, []).append(answer.score)
-            for name, values in answer.parts.items():
-                found.setdefault(name, []).append(values)
-            heat |= {row: answer.heat[place] for place, row in enumerate(batch.tolist()) if row in wanted}
-            bar.advance(len(batch))
+    start = 0
+    for images in film_batches(films, rows, what):
+        found = detector.score(images, all_scores=True, restore=False)
+        for name, values in {CHOSEN: found.score, **found.scores}.items():
+            batches.setdefault(name, []).append(values)
+        numbered = enumerate(rows[start : start + len(images)].tolist())
+        heat |= {row: found.heat[place] for place, row in numbered if row in wanted}
+        start += len(images)
     stacked = np.stack([heat[row] for row in places.rows.tolist()]) if places is not None else None
-    return {name: np.concatenate(values) for name, values in found.items()}, stacked
+    return {name: np.concatenate(values) for name, values in batches.items()}, stacked
 
 
-def _agree(detector: Detector, scores: Floats) -> bool:
+def _agree(detector: AnomalyDetector, scores: Floats) -> bool:
     stored = detector.calibration.normal_scores
     return len(stored) == len(scores) and bool(np.abs(np.sort(scores) - stored).max() < _SAME * max(stored.std(), 1))
 
@@ -336,9 +334,9 @@ def _agree(detector: Detector, scores: Floats) -> bool:
 def abnormal_truth(manifest: Manifest, rows: Rows, least: int) -> dict[str, Floats]:
     """For each finding, truth (N,): 1 with it, 0 normal, NaN otherwise; findings in at least ``least`` films only."""
     normal = manifest.table["normal"].to_numpy(np.float64)[rows]
-    found: dict[str, Floats] = {}
+    truths: dict[str, Floats] = {}
     for label in manifest.labels:
         has = (manifest.table[f"label:{label}"].to_numpy(np.float64)[rows] == 1) & (normal == 0)
         if has.sum() >= least:
-            found[label] = np.where(has, 1.0, np.where(normal == 1, 0.0, np.nan))
-    return found
+            truths[label] = np.where(has, 1.0, np.where(normal == 1, 0.0, np.nan))
+    return truths

@@ -1,17 +1,18 @@
-"""Detectors that look at next to nothing, for every table: a learned score that does not beat them has shown nothing.
+"""How detectors are tested: on which films, that they have not seen them, and beside which trivial detectors.
 
-Like the learned ones they see normal training films only, and larger means more abnormal; each direction was fixed
-before any test film was looked at. They know the size of the original file, how sharp the film is, or a thumbnail.
+Trivial detectors look at next to nothing: the size of the original file, how sharp the film is, or a thumbnail. A
+learned score that does not beat them has shown nothing. Like the learned ones they see normal training films only, and
+larger means more abnormal; each direction was fixed before any test film was looked at.
 
-Shapes: N films, P pixels of a thumbnail.
+Protocols:
 
-Which films a detector is tested on, how they were set aside, and that it has not seen them.
-
-``official``     the test part of ``--split``, else of the manifest's own lists, else one drawn by patient (seed 0)
+``official``     the test films of ``--split``, else of the manifest's own lists, else some drawn by patient (seed 0)
 ``all``          every film whose label is known, for a set that is for testing only
 ``chexpert250``  250 normal and 250 abnormal frontal PA films of CheXpert's training list, one a patient, as in SQUID
                  (Xiang et al., CVPR 2023): its official test list is too small. Their patients are kept from training,
                  which uses the normal PA films of the others.
+
+Shapes: N films, P pixels of a thumbnail.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def trivial_scores(plain: Plain, fit: Rows) -> dict[str, Floats]:
 
     Without any, only those detectors remain that need none.
     """
-    found: dict[str, Callable[[], Floats | None]] = {
+    recipes: dict[str, Callable[[], Floats | None]] = {
         "metadata": lambda: _metadata(plain.sides, fit),
         "area": lambda: -plain.sides.prod(axis=1) if plain.sides is not None else None,
         "blur": lambda: -plain.blur,
@@ -101,7 +102,7 @@ def trivial_scores(plain: Plain, fit: Rows) -> dict[str, Floats]:
         "pca mahalanobis": lambda: _pca(plain.small_thumbnails, fit)[1],
     }
     scores = {}
-    for name, score in found.items():
+    for name, score in recipes.items():
         if len(fit) < 2 and name in ("metadata", "pixel gaussian", "pca residual", "pca mahalanobis"):
             continue
         values = score()
@@ -202,10 +203,10 @@ class TestFilms:
     """Films of the test with a known label, how they were chosen, and the normal films that trivial rows may learn."""
 
     protocol: str
-    sentence: str
+    message: str
     rows: Rows
     truth: NDArray[np.float64]  # (len(rows),): 1 abnormal, 0 normal
-    normals: Rows  # of the training part
+    normals: Rows  # for training
     split: Split | None  # what a detector fitted on this set should have been given
 
     __test__ = False  # its name is not pytest's business
@@ -231,22 +232,22 @@ def plan_test(manifest: Manifest, split: Split | None = None, protocol: Name = "
 def _official(manifest: Manifest, split: Split | None) -> TestFilms:
     listed = manifest.table["split"]
     if split is not None:
-        rows, sentence = split.rows(manifest), f"test part of the split {split.hash[:12]}"
+        rows, message = split.rows(manifest), f"test films of the split {split.hash[:12]}"
     elif (listed == "test").any():
-        rows = {part: np.flatnonzero(listed == part) for part in SPLITS}
-        sentence = "test part of the manifest's own lists"
+        rows = {subset: np.flatnonzero(listed == subset) for subset in SPLITS}
+        message = "test films of the manifest's own lists"
     else:
         run = plan_runs(manifest, None, [0])[0]
         split, rows = run.split, dict(run.rows)
-        sentence = "a fifth of the patients, drawn with seed 0 because the set has no lists"
+        message = "a fifth of the patients, drawn with seed 0 because the set has no lists"
     check_no_leaks(manifest, rows)
     if len(rows["test"]) == 0:
-        raise UserError("there are no test films; give --split with a test part, or --protocol all.")
-    return _labelled(manifest, "official", sentence, rows["test"], rows["train"], split)
+        raise UserError("there are no test films; give --split with test films, or --protocol all.")
+    return _labelled(manifest, "official", message, rows["test"], rows["train"], split)
 
 
 def _labelled(
-    manifest: Manifest, protocol: str, sentence: str, test: Rows, train: Rows, split: Split | None
+    manifest: Manifest, protocol: str, message: str, test: Rows, train: Rows, split: Split | None
 ) -> TestFilms:
     normal = manifest.table["normal"].to_numpy(np.float64)
     known = test[~np.isnan(normal[test])]
@@ -254,7 +255,7 @@ def _labelled(
     for value, word in ((0, "normal"), (1, "abnormal")):
         if not (truth == value).any():
             raise UserError(f"no test film is labelled {word}; a detector is tested on normal and abnormal films.")
-    return TestFilms(protocol, sentence, known, truth, train[normal[train] == 1], split)
+    return TestFilms(protocol, message, known, truth, train[normal[train] == 1], split)
 
 
 def pa_only(manifest: Manifest) -> Manifest:
@@ -278,9 +279,9 @@ def chexpert_split(manifest: Manifest) -> Split:
 def _chexpert(manifest: Manifest) -> TestFilms:
     frontal = pa_only(manifest)
     split = chexpert_split(frontal)
-    sentence = f"{CHEXPERT_FILMS} normal and {CHEXPERT_FILMS} abnormal PA films of the training list, as in SQUID"
-    parts = split.rows(frontal)
-    return _labelled(frontal, "chexpert250", sentence, _chexpert_rows(frontal), parts["train"], split)
+    message = f"{CHEXPERT_FILMS} normal and {CHEXPERT_FILMS} abnormal PA films of the training list, as in SQUID"
+    train = split.rows(frontal)["train"]
+    return _labelled(frontal, "chexpert250", message, _chexpert_rows(frontal), train, split)
 
 
 def _chexpert_rows(manifest: Manifest) -> Rows:
@@ -291,10 +292,10 @@ def _chexpert_rows(manifest: Manifest) -> Rows:
     order = order[np.random.default_rng(_CHEXPERT_SEED).permutation(len(order))]
     first = table.loc[order].drop_duplicates("patient")  # one film a patient
     drawn = [first.index[first["normal"] == value][:CHEXPERT_FILMS] for value in (1.0, 0.0)]
-    for found, word in zip(drawn, ("normal", "abnormal"), strict=True):
-        if len(found) < CHEXPERT_FILMS:
+    for patients, word in zip(drawn, ("normal", "abnormal"), strict=True):
+        if len(patients) < CHEXPERT_FILMS:
             raise UserError(
-                f"{len(found)} patients have {word} PA films in the training list, and --protocol chexpert250 needs "
+                f"{len(patients)} patients have {word} PA films in the training list, and --protocol chexpert250 needs "
                 f"{CHEXPERT_FILMS}; is this CheXpert, built with `afire data build chexpert`?"
             )
     return np.sort(np.concatenate(drawn)).astype(np.int64)

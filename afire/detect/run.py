@@ -34,7 +34,7 @@ from afire.config import ImageConfig
 from afire.data.decode import read_film
 from afire.data.film import Film, FilmInfo, FitMode, fit_square
 from afire.data.sources.disk import list_films
-from afire.detect.detector import CONFIG, MODEL, SETTINGS, TENSORS, Detector
+from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
 from afire.detect.findings import (
     CSV,
     JOURNAL,
@@ -44,8 +44,8 @@ from afire.detect.findings import (
     UNREADABLE,
     FilmResult,
     read_journal,
+    region_message,
     regions,
-    sentence,
     shown_name,
     to_line,
 )
@@ -103,7 +103,7 @@ Draw = Callable[[Drawing], Drawn]
 class RunTask:
     """What to run over what. ``draw`` is called in other threads; without it there are no pictures."""
 
-    detector: Detector
+    detector: AnomalyDetector
     model_hash: str
     source: Path
     out: Path
@@ -132,11 +132,11 @@ def run_detector(task: RunTask) -> list[FilmResult]:
         if done:
             logger.info("%s films are done, %s are left", f"{len(done):,}", f"{len(jobs):,}")
         with names_path(task.out / JOURNAL), (task.out / JOURNAL).open("a", encoding="utf-8") as journal:
-            # A resumed journal may end in a torn line.
+            # A resumed journal may end in a truncated line.
             journal.write("\n" if journal.tell() else json.dumps({"run": _header(task, root)}) + "\n")
             journal.flush()
-            found = _run(task, root, jobs, journal)
-    return [*done, *found]
+            results = _run(task, root, jobs, journal)
+    return [*done, *results]
 
 
 def _films(task: RunTask) -> tuple[Path, list[str]]:
@@ -189,24 +189,24 @@ def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> lis
     workers = task.workers or usable_cores()
     on_cpu = task.detector.device.type == "cpu"
     side = min(workers, _MOST_SIDE_BY_SIDE) if on_cpu else 1
-    parts = list(_parts(jobs, task.batch, workers))
+    batches = list(_batches(jobs, task.batch, workers))
     looking = BoundedSemaphore(side)
     results: list[FilmResult] = []
     with (
-        _share_of_cores(min(side, len(parts))),
+        _share_of_cores(min(side, len(batches))),
         _threads(workers) as threads,
         progress("detecting", len(jobs), "films") as bar,
     ):
-        batches = (partial(_whole_batch, task, root, part, looking) for part in parts)
-        for found in _ahead(threads, batches, 2 * workers + 1):
-            journal.writelines(to_line(result) for result in found)
+        calls = (partial(_whole_batch, task, root, batch, looking) for batch in batches)
+        for done in _ahead(threads, calls, 2 * workers + 1):
+            journal.writelines(to_line(result) for result in done)
             journal.flush()
-            results += found
-            bar.advance(len(found))
+            results += done
+            bar.advance(len(done))
     return results
 
 
-def _parts(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
+def _batches(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
     """Batches of ``most`` films, smaller ones towards the end: so all threads have something to do until it."""
     start = 0
     while start < len(jobs):
@@ -231,8 +231,8 @@ def _whole_batch(task: RunTask, root: Path, jobs: Sequence[Job], looking: Bounde
     """Read, look, draw: the results of a batch, in its order."""
     image, shows = task.detector.config.image, task.draw is not None
     read = [_read(root, number, name, image, shows) for number, name in jobs]
-    films = [one for one in read if isinstance(one, ReadFilm)]
-    results = {one.number: one for one in read if isinstance(one, FilmResult)}
+    films = [film for film in read if isinstance(film, ReadFilm)]
+    results = {result.number: result for result in read if isinstance(result, FilmResult)}
     for drawing in _drawings(task.detector, films, shows, looking) if films else ():
         result = drawing.result
         if task.draw is not None:
@@ -243,7 +243,7 @@ def _whole_batch(task: RunTask, root: Path, jobs: Sequence[Job], looking: Bounde
 
 
 def _drawings(
-    detector: Detector, films: Sequence[ReadFilm], restore: bool, looking: BoundedSemaphore
+    detector: AnomalyDetector, films: Sequence[ReadFilm], restore: bool, looking: BoundedSemaphore
 ) -> Iterator[Drawing]:
     squares = np.stack([film.square for film in films])
     images = torch.from_numpy(squares)[:, None]
@@ -260,7 +260,7 @@ def _drawings(
             film.file,
             SCORED if trusted else OUT_OF_DOMAIN,
             score=float(found.score[number]),
-            region=sentence(place, detector.scale.low) if trusted else "",
+            region=region_message(place, detector.scale.low) if trusted else "",
             region_words=place.words if trusted else "",
             region_sd=place.sd if trusted else None,
             x=x if trusted else None,

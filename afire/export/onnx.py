@@ -1,10 +1,8 @@
-"""What is turned into a graph: networks and, if wanted, what comes before them.
+"""Graphs of networks, with what comes before them if wanted; and a fitted detector as a part of an export.
 
-``detector.onnx``: films in, score, p-value and heatmap out.
-
-``encoder.onnx``: films in, tokens and their mean out, with a free batch size; checked against onnxruntime.
-
-A fitted detector inside a bundle: its folder without what tells of the machine it was fitted on.
+``encoder.onnx`` takes films and gives tokens and their mean, ``detector.onnx`` score, p-value and heatmap; the batch
+size is free, and both are compared with onnxruntime. Inside a bundle a detector is its folder, without what tells of
+the machine it was fitted on.
 """
 
 from __future__ import annotations
@@ -24,10 +22,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from afire.config import ImageConfig
-from afire.detect.detector import Detector
-from afire.detect.maps import SCORES, Standard, TokenGaussian, film_scores, look, raw_maps, standardised
+from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
-from afire.weights.files import tensor_hash
 from afire.weights.open import Weights
 
 Preprocess = Literal["none", "normalise", "resize"]
@@ -85,53 +81,23 @@ class EncoderGraph(Graph):
 
 DETECTOR_FILE = "detector.onnx"
 OUTPUTS = ["score", "p_value", "heatmap"]
-_GAUSSIAN = ("mean", "whiten", "shrinkage")
 
 
 class DetectorGraph(Graph):
-    """Films -> score (B,), p-value (B,), heatmap (B, rows, columns) in sd of normal films.
+    """Films -> score (B,), p-value (B,), heatmap (B, rows, columns) in sd of normal films."""
 
-    What was fitted becomes buffers, so that it is part of the graph's weights.
-    """
-
-    calibration: Tensor
-
-    def __init__(self, detector: Detector, preprocess: Preprocess = "normalise") -> None:
+    def __init__(self, detector: AnomalyDetector, preprocess: Preprocess = "normalise") -> None:
         super().__init__(detector.config.image, preprocess)
         if preprocess == "none":
             raise UserError("a detector's graph normalises films itself; use --preprocess normalise or resize.")
-        self.model, self.choice = detector.model, detector.choice
-        self.standards = list(detector.fitted.standards)
-        self.register_buffer("calibration", torch.from_numpy(detector.calibration.normal_scores))
-        for name in _GAUSSIAN:
-            self.register_buffer(f"tokens_{name}", getattr(detector.fitted.gaussian, name))
-        for name, standard in detector.fitted.standards.items():
-            self.register_buffer(f"standard_{name}_mean", standard.mean)
-            self.register_buffer(f"standard_{name}_sd", standard.sd)
+        self.detector = detector
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        standards, gaussian = self._fitted()
-        evidence = look(self.model, self.square(images))
-        components = self.choice.components
-        wanted = {SCORES[one.name].map for one in components}
-        raw = raw_maps(self.model, evidence, gaussian, standards.get("student_surprise"), wanted)
-        standard = standardised(raw, standards)
-        scores = film_scores(raw, standard, [one.name for one in components])
-        score = torch.stack([(scores[one.name] - one.centre) / one.spread for one in components]).mean(dim=0)
-        as_high = (self.calibration[None] >= score[:, None]).sum(dim=1)
-        p_value = (1 + as_high) / (1 + self.calibration.shape[0])
-        heat = torch.stack([standard[SCORES[one.name].map] for one in components]).mean(dim=0)
-        return score.float(), p_value.float(), heat.view(-1, *self.model.grid).float()
-
-    def _fitted(self) -> tuple[dict[str, Standard], TokenGaussian]:
-        standards = {
-            name: Standard(getattr(self, f"standard_{name}_mean"), getattr(self, f"standard_{name}_sd"))
-            for name in self.standards
-        }
-        return standards, TokenGaussian(*(getattr(self, f"tokens_{name}") for name in _GAUSSIAN))
+        outputs: tuple[Tensor, Tensor, Tensor] = self.detector(self.square(images))
+        return outputs
 
 
-def write_detector_graph(folder: Path, detector: Detector, preprocess: Preprocess = "normalise") -> None:
+def write_detector_graph(folder: Path, detector: AnomalyDetector, preprocess: Preprocess = "normalise") -> None:
     """Write the graph of a detector."""
     with quiet_exporter():
         save(DetectorGraph(detector, preprocess).trace(), folder / DETECTOR_FILE, OUTPUTS)
@@ -209,23 +175,23 @@ def quiet_exporter() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def find_detector(weights: Weights, asked: Path | None) -> Detector | None:
+def find_detector(weights: Weights, asked: Path | None) -> AnomalyDetector | None:
     """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
     folder = asked or weights.detector
-    return None if folder is None else Detector.load(folder)
+    return None if folder is None else load_detector(folder)
 
 
-def check_origin(detector: Detector, weights: Weights) -> None:
+def check_origin(detector: AnomalyDetector, weights: Weights) -> None:
     """A bundle's detector was fitted from the bundle's weights, or is them."""
     fitted_from = detector.origin.get("weights") or {}
-    if weights.method_hash not in (fitted_from.get("hash"), tensor_hash(detector.model.state_dict())):
+    if weights.method_hash not in (fitted_from.get("hash"), detector.weights_hash):
         raise UserError(
             f"the detector was fitted from other weights ({fitted_from.get('name')}) than {weights.name}; "
             "export those, or give the detector's folder itself in place of the run."
         )
 
 
-def scrubbed(detector: Detector) -> Detector:
+def scrubbed(detector: AnomalyDetector) -> AnomalyDetector:
     """Without the command and its paths, which are nobody else's business."""
     environment = detector.origin.get("environment") or {}
     kept = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
@@ -233,12 +199,13 @@ def scrubbed(detector: Detector) -> Detector:
     return detector
 
 
-def facts(detector: Detector) -> dict[str, Any]:
+def facts(detector: AnomalyDetector) -> dict[str, Any]:
     """What ``config.json`` and the card say about it."""
     data = detector.origin.get("data") or {}
     threshold = detector.threshold if np.isfinite(detector.threshold) else None
     films = detector.origin.get("parts") or {}
     return {
+        "method": detector.method,
         "score": detector.choice.name,
         "false_alarms": detector.false_alarms,
         "threshold": threshold,
@@ -251,7 +218,7 @@ def facts(detector: Detector) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def detector_outputs(detector: Detector, film: Tensor) -> dict[str, Tensor]:
+def detector_outputs(detector: AnomalyDetector, film: Tensor) -> dict[str, Tensor]:
     """``score`` and ``p_value`` (1,), ``heatmap`` (1, rows, columns) of a film (1, 1, S, S) in [0, 1]."""
     found = detector.score(film, restore=False)
     return {

@@ -22,7 +22,7 @@ from afire.config import ImageConfig
 from afire.data.decode import read_film
 from afire.data.film import fit_square
 from afire.data.phantom.film import draw_film
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
 from afire.export import onnx
 from afire.export.formats import FORMATS, Format, missing
@@ -138,7 +138,7 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
     film = read_input(folder / SAMPLE / FILM, bundle.config.image)
     yield Check("reading and resizing", compare(expected, {"input": film}))
     weights = BundleWeights(folder.name, bundle)
-    detector = Detector.load(bundle.detector) if bundle.detector is not None else None
+    detector = load_detector(bundle.detector) if bundle.detector is not None else None
     for device in devices():
         yield _guarded(f"torch {device}", expected, partial(_on_device, weights.method, detector, film, device))
     for form in FORMATS.values():
@@ -149,7 +149,7 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
             yield _guarded(form.backend, expected, partial(_through, form, weights, detector, film))
 
 
-def _through(form: Format, backbone: Weights, detector: Detector | None, film: Tensor) -> dict[str, Tensor]:
+def _through(form: Format, backbone: Weights, detector: AnomalyDetector | None, film: Tensor) -> dict[str, Tensor]:
     """What another library says, by way of its files."""
     with tempfile.TemporaryDirectory(prefix="afire-") as name:
         form.write(Path(name), backbone)
@@ -167,7 +167,7 @@ def devices() -> list[str]:
     return ["cpu", *cuda, *mps]
 
 
-def _on_device(model: AFiRe, detector: Detector | None, film: Tensor, device: str) -> dict[str, Tensor]:
+def _on_device(model: AFiRe, detector: AnomalyDetector | None, film: Tensor, device: str) -> dict[str, Tensor]:
     given = outputs(model.to(device), film.to(device))
     model.to("cpu")
     if detector is not None:

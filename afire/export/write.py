@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
 from afire.export import onnx
 from afire.export.card import UNSPECIFIED, card, format_readme
@@ -104,7 +104,7 @@ def convert(
     out: Path,
     form: Format,
     *,
-    detector: Detector | None = None,
+    detector: AnomalyDetector | None = None,
     preprocess: Preprocess = "normalise",
     force: bool = False,
 ) -> Conversion:
@@ -128,7 +128,7 @@ def convert(
     return Conversion(files, differences, f"not compared, not installed: {', '.join(absent)}" if absent else "")
 
 
-def _check(form: Format, detector: Detector | None, preprocess: Preprocess) -> None:
+def _check(form: Format, detector: AnomalyDetector | None, preprocess: Preprocess) -> None:
     if detector is not None and form.name != "onnx":
         raise UserError(f"--detector goes into a bundle or --format onnx; {form.name} has no place for it.")
     if form.name not in _GRAPHS and preprocess != "normalise":
@@ -136,7 +136,9 @@ def _check(form: Format, detector: Detector | None, preprocess: Preprocess) -> N
     form.require_writer()
 
 
-def _write(folder: Path, backbone: Weights, form: Format, detector: Detector | None, preprocess: Preprocess) -> None:
+def _write(
+    folder: Path, backbone: Weights, form: Format, detector: AnomalyDetector | None, preprocess: Preprocess
+) -> None:
     if form.name in _GRAPHS:
         _GRAPHS[form.name](folder, backbone, preprocess)
     else:
@@ -152,7 +154,7 @@ def _compare(
     folder: Path,
     backbone: Weights,
     form: Format,
-    detector: Detector | None,
+    detector: AnomalyDetector | None,
     preprocess: Preprocess,
     expected: Mapping[str, Tensor],
 ) -> list[Difference]:
@@ -164,7 +166,7 @@ def _compare(
 
 
 @torch.no_grad()
-def _write_format_sample(folder: Path, backbone: Weights, detector: Detector | None) -> dict[str, Tensor]:
+def _write_format_sample(folder: Path, backbone: Weights, detector: AnomalyDetector | None) -> dict[str, Tensor]:
     """The sample film and what our networks say about it, beside the export."""
     image = backbone.config.image
     film = read_input(write_film(folder, image.size), image)
@@ -229,7 +231,7 @@ def export_bundle(
     return open_bundle(out)
 
 
-def _write_sample(folder: Path, model: AFiRe, detector: Detector | None) -> None:
+def _write_sample(folder: Path, model: AFiRe, detector: AnomalyDetector | None) -> None:
     """The sample film and what the model in memory says about it, on the CPU."""
     image = model.config.image
     film = read_input(write_film(folder, image.size), image)

@@ -13,6 +13,7 @@ of them, written so that DDP's averaging of gradients gives exactly its gradient
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -255,6 +256,15 @@ def surprise(log_q: Tensor, prototypes: Tensor) -> Tensor:
     """H(q_ij, c_j): how far each token (B, L, K) is from the prototype (L, K) of its place -> (B, L)."""
     with full_precision(log_q):
         return -(at_least_float32(log_q).exp() * _log_floored(prototypes)).sum(dim=-1)
+
+
+def anomaly_score(errors: Tensor) -> Tensor:
+    """log A (B,) of a film's restoration errors d_j = |y_j - x_j|^2 (B, L). Equation 51, appendix D of the paper:
+    A = (1/L sum_j exp d_j)^-1, larger for films that are restored *well*.
+
+    In log space and double precision, because exp overflows.
+    """
+    return math.log(errors.shape[1]) - torch.logsumexp(errors.double(), dim=1)
 
 
 def _log_sum(exponents: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import numpy as np
 from PIL import Image
 
 from afire._version import __version__
-from afire.detect.detector import DISCLAIMER, Detector
+from afire.detect.base import DISCLAIMER, AnomalyDetector
 from afire.detect.findings import OUT_OF_DOMAIN, SCORED, SIDES, UNREADABLE, FilmResult, Rule, counts, ranked
 from afire.detect.run import PAGE
 from afire.files import write_text
@@ -53,7 +53,7 @@ class Row:
 
 
 def write_detect_page(
-    out: Path, results: Sequence[FilmResult], rule: Rule, detector: Detector, model: dict[str, str]
+    out: Path, results: Sequence[FilmResult], rule: Rule, detector: AnomalyDetector, model: dict[str, str]
 ) -> Path:
     """Write ``report.html`` into the results' folder; pictures are taken from the files there."""
     write_text(out / PAGE, render_detect_page(out, results, rule, detector, model))
@@ -61,7 +61,7 @@ def write_detect_page(
 
 
 def render_detect_page(
-    out: Path, results: Sequence[FilmResult], rule: Rule, detector: Detector, model: dict[str, str]
+    out: Path, results: Sequence[FilmResult], rule: Rule, detector: AnomalyDetector, model: dict[str, str]
 ) -> str:
     """The page as text."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -76,7 +76,7 @@ def render_detect_page(
     )
     script = (templates / "detect.js").read_text(encoding="utf-8")
     in_order = ranked(results)
-    shown = [one for status in (SCORED, OUT_OF_DOMAIN, UNREADABLE) for one in _of(in_order, status)[:MOST_ROWS]]
+    shown = [film for status in (SCORED, OUT_OF_DOMAIN, UNREADABLE) for film in _of(in_order, status)[:MOST_ROWS]]
     embed = len(results) <= MOST_ON_PAGE  # with more, thumbnails and links to the pictures beside it
     rows = _rows(out, shown, rule, embed)
     return environment.get_template("detect.html").render(
@@ -91,9 +91,10 @@ def render_detect_page(
         left_out=len(results) - len(shown),
         counts=counts(results, rule),
         films=len(results),
+        restores=any("restored" in film.pictures for film in results),
         rule=rule,
         threshold=rule.threshold if np.isfinite(rule.threshold) else None,
-        chart=_chart([one.score for one in results if one.status == SCORED and one.score is not None], rule),
+        chart=_chart([film.score for film in results if film.status == SCORED and film.score is not None], rule),
         scale=detector.scale,
         heat_gradient=css_gradient(heat_on_grey()),
         difference_gradient=css_gradient(difference_colours()),
@@ -106,12 +107,12 @@ def render_detect_page(
 
 
 def _of(results: Sequence[FilmResult], status: str) -> list[FilmResult]:
-    return [one for one in results if one.status == status]
+    return [result for result in results if result.status == status]
 
 
 def _rows(out: Path, results: Sequence[FilmResult], rule: Rule, embed: bool) -> list[Row]:
     with ThreadPoolExecutor(usable_cores()) as pool:
-        made = pool.map(lambda one: _row(out, one, rule, embed), results)
+        made = pool.map(lambda result: _row(out, result, rule, embed), results)
         return list(track(made, "drawing the page", total=len(results), unit="films"))
 
 
@@ -141,17 +142,17 @@ def _row(out: Path, result: FilmResult, rule: Rule, embed: bool) -> Row:
 
 def visible(text: str) -> str:
     """Characters that show nothing or turn text around are spelt out, so that a name looks like what it is."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
 
 
 def _embedded(out: Path, result: FilmResult) -> dict[str, str]:
-    found = {
+    pictures = {
         "film": _picture(out, result.pictures.get("film"), _FILM),
         "heat": _file(out, result.pictures.get("heat")),
         "restored": _picture(out, result.pictures.get("restored"), _FILM),
         "difference": _file(out, result.pictures.get("difference")),
     }
-    return {kind: picture for kind, picture in found.items() if picture}
+    return {kind: picture for kind, picture in pictures.items() if picture}
 
 
 def _picture(out: Path, name: str | None, side: int) -> str:
@@ -222,7 +223,7 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(float(value), 10) + 0.0 for value in np.arange(first, high, step)]
 
 
-def _origin(detector: Detector) -> dict[str, Any]:
+def _origin(detector: AnomalyDetector) -> dict[str, Any]:
     data, parts = detector.origin.get("data") or {}, detector.origin.get("parts") or {}
     return {
         "data": data.get("name") or "unknown films",

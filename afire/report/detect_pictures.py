@@ -1,6 +1,5 @@
-"""Figures of an evaluated detector: ROC beside the trivial detectors, and where normal and abnormal films score.
-
-Pictures of what a detector found: heat over the film, the restored film, and the difference, on fixed scales.
+"""Pictures about detectors: ROC and scores of an evaluation; of each film of a run its heat, the restored film and the
+difference.
 
 One scale serves all films of all runs of a detector: a colour means the same everywhere, and a film on which nothing
 stands out shows no colour. Colours can be told apart by colour-blind readers.
@@ -25,7 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from afire._version import __version__
 from afire.data.film import FitMode
-from afire.detect.detector import DISCLAIMER, HeatScale
+from afire.detect.base import DISCLAIMER, HeatScale
 from afire.detect.evaluate import ROW, Evaluated
 from afire.detect.run import Drawing, Drawn
 from afire.errors import UserError
@@ -72,7 +71,7 @@ def roc_figure(found: Evaluated) -> Figure:
     label = f"{_short(chosen.meaning)} {chosen.metrics['auc'].mean:.3f}"
     axis.plot(np.r_[0, _GRID], np.r_[0, curve], color=COLOURS[0], linewidth=1.8, label=label)
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
-    axis.set(xlabel="normal films that alarm", ylabel="abnormal films that alarm")
+    axis.set(xlabel="normal films that are flagged", ylabel="abnormal films that are flagged")
     handles, labels = axis.get_legend_handles_labels()
     order = [len(handles) - 1, *range(len(handles) - 1)]
     figure.legend(
@@ -101,7 +100,7 @@ def score_figure(found: Evaluated) -> Figure:
         if np.isfinite(threshold):
             caught = [100 * float((scores[truth == value] >= threshold).mean()) for value in (0, 1)]
             axis.axvline(threshold, color=INK, linewidth=1)
-            words = f"  {caught[0]:.0f} % of normal and\n  {caught[1]:.0f} % of abnormal alarm"
+            words = f"  {caught[0]:.0f} % of normal and\n  {caught[1]:.0f} % of abnormal flagged"
             axis.text(threshold, 0.98, words, transform=axis.get_xaxis_transform(), fontsize=8, va="top")
         axis.set_ylabel("% of films")
         axis.set_title(run if len(runs) > 1 else "")

@@ -1,7 +1,5 @@
-"""The choice of a detector's score and the numbers behind it, as ``choice.md`` and on the terminal.
-
-``detect.md``, ``detect.json`` and the table on the terminal: a detector beside the trivial ones.
-"""
+"""Tables about detectors: how a score was chosen (``choice.md``), and a detector beside the trivial ones
+(``detect.md``, ``detect.json``); both also on the terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from afire._version import __version__
+from afire.detect.base import AnomalyDetector
 from afire.detect.choose import GAIN, NEVER_CHOSEN, Choice
-from afire.detect.detector import Detector
-from afire.detect.evaluate import Evaluated, Line, Place, is_upside_down
+from afire.detect.evaluate import Evaluated, Line, Place, is_sign_flipped
 from afire.detect.localise import PRO_LIMIT
-from afire.detect.maps import SCORES
 from afire.files import write_json, write_text
 from afire.report.style import DISCLAIMER, interval_text, mean_sd, number
 from afire.report.task_tables import markdown_table, signed
@@ -28,13 +25,13 @@ from afire.tasks.results import PREDICTIONS, RESULT, to_json
 CHOICE_PAGE = "choice.md"
 
 
-def write_choice(out: Path, detector: Detector) -> Path:
+def write_choice(out: Path, detector: AnomalyDetector) -> Path:
     """Write ``choice.md`` beside the detector."""
     write_text(out / CHOICE_PAGE, choice_page(detector))
     return out / CHOICE_PAGE
 
 
-def choice_page(detector: Detector) -> str:
+def choice_page(detector: AnomalyDetector) -> str:
     """How the score was chosen, on what, and what its threshold is, as Markdown."""
     choice, origin = detector.choice, detector.origin
     kinds = _kinds(choice)
@@ -43,13 +40,13 @@ def choice_page(detector: Detector) -> str:
         for name, chosen, mean, values in _rows(choice)
     ]
     notes = [str(note) for note in origin.get("notes", [])]
-    meanings = [[name, SCORES[name].meaning] for name in choice.table if name in SCORES]
+    meanings = [[name, detector.meanings[name]] for name in choice.table if name in detector.meanings]
     sections = [
         f"# Score: {choice.name}",
         " ".join([how_chosen(choice), rule(choice), _never(choice)]).strip(),
         markdown_table(["score", "mean AUC", *kinds], rows),
         "AUC of held-out normal films against the same films with drawn lesions, kind by kind; larger scores mean more "
-        "abnormal, so an AUC below 0.5 is a score that works upside down. The chosen score is in bold.",
+        "abnormal, so an AUC below 0.5 is a score that works sign-flipped. The chosen score is in bold.",
         "\n".join(f"{place}. {step}" for place, step in enumerate(choice.steps, start=1)),
         "## Films and threshold",
         "\n".join(f"- {line}" for line in facts(detector)),
@@ -62,7 +59,7 @@ def choice_page(detector: Detector) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def show_choice(screen: Console, detector: Detector) -> None:
+def show_choice(screen: Console, detector: AnomalyDetector) -> None:
     """The same on the terminal; the chosen score is marked."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("score", no_wrap=True)
@@ -82,17 +79,18 @@ def show_choice(screen: Console, detector: Detector) -> None:
     screen.print(Text(DISCLAIMER, style="dim"))
 
 
-def facts(detector: Detector) -> list[str]:
-    """Films of each part, threshold and false-alarm rate, weights and data, a sentence each."""
+def facts(detector: AnomalyDetector) -> list[str]:
+    """Films of each subset, threshold and false-alarm rate, cost, weights and data, a line each."""
     origin, parts = detector.origin, detector.origin.get("parts", {})
     counts = (
         f"{parts.get('fit', 0):,} normal films fit, {parts.get('choose', 0):,} choose, {parts.get('calibrate', 0):,}"
     )
     weights = origin.get("weights", {}).get("name", "unknown")
-    data = origin.get("data", {})
+    data, rate = origin.get("data", {}), 100 * detector.false_alarms
     return [
         f"{counts} calibrate; held out: {origin.get('held_out_by', 'unknown')}",
-        f"threshold {detector.threshold:.4g}: at most {100 * detector.false_alarms:g} % of such normal films alarm",
+        f"threshold {detector.threshold:.4g}: at most {rate:g} % of such normal films are flagged",
+        f"{detector.cost() / 1e9:.3g} GFLOP to score a film ({detector.method})",
         f"weights {weights}; films of {data.get('name', '')} ({str(data.get('hash', ''))[:12]})",
     ]
 
@@ -124,7 +122,7 @@ def _kinds(choice: Choice) -> list[str]:
 
 def _rows(choice: Choice) -> list[tuple[str, bool, float, list[float]]]:
     """Name, whether chosen, mean and AUC of each kind; the best first."""
-    chosen = {one.name for one in choice.components}
+    chosen = set(choice.names)
     rows = [
         (name, name in chosen, float(np.mean(list(row.values()))), list(row.values()))
         for name, row in choice.table.items()
@@ -146,7 +144,7 @@ def write_detection(out: Path, found: Evaluated, pictures: Sequence[str] = ()) -
         "best_trivial": found.best_trivial,
         "rows": [asdict(line) for line in found.lines],
         "findings": {
-            name: {"films": found.finding_films[name], **{key: asdict(one) for key, one in row.items()}}
+            name: {"films": found.finding_films[name], **{key: asdict(estimate) for key, estimate in row.items()}}
             for name, row in found.findings.items()
         },
         "localisation": asdict(found.place) if found.place is not None else None,
@@ -163,7 +161,7 @@ def detection_page(found: Evaluated, pictures: Sequence[str] = ()) -> str:
     sections = [
         f"# Detection: {result.name}",
         _facts(found),
-        "\n".join(f"- {sentence}" for sentence in found.verdicts),
+        "\n".join(f"- {message}" for message in found.verdicts),
         "## Test films",
         rows_table(found.lines),
         _reading(found),
@@ -217,6 +215,7 @@ def place_table(place: Place) -> str:
 def _facts(found: Evaluated) -> str:
     result = found.result
     rows = [
+        ["detector", f"{result.config['detector']}, {result.config['flops'] / 1e9:.3g} GFLOP a film"],
         ["score", result.method],
         ["weights", f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`"],
         ["data", f"{result.data['name']}, hash `{str(result.data['hash'])[:12]}`"],
@@ -234,7 +233,7 @@ def _reading(found: Evaluated) -> str:
     over = "one detector, so there is no sd" if count == 1 else f"sd over {count} detectors"
     return (
         f"Mean and {over}; intervals and differences are bootstraps over test patients, the same draws for all rows. "
-        f"ACC and F1 are at the threshold that lets at most {100 * rate:g} % of held-out normal films alarm. "
+        f"ACC and F1 are at the threshold that lets at most {100 * rate:g} % of held-out normal films be flagged. "
         "**Oracle**: the best that any threshold gives on these very test films; it looks at their labels and is an "
         "upper bound, not a result. Rows in italics are trivial detectors, which have seen the same normal films."
     )
@@ -252,7 +251,7 @@ def _styled(line: Line) -> str:
 
 
 def _cells(line: Line) -> list[str]:
-    auc = mean_sd(line.metrics["auc"]) + (" (upside down)" if is_upside_down(line) else "")
+    auc = mean_sd(line.metrics["auc"]) + (" (sign-flipped)" if is_sign_flipped(line) else "")
     values = [mean_sd(line.metrics[name]) for name in _SHOWN]
     return [auc, interval_text(line.metrics["auc"]) or "–", *values, _against(line)]
 
@@ -260,9 +259,9 @@ def _cells(line: Line) -> list[str]:
 def _against(line: Line) -> str:
     if line.against is None:
         return ""
-    one = line.against
-    better = "" if one.low > 0 else ", not better"
-    return f"{signed(one.value)} ({signed(one.low)} to {signed(one.high)}){better}"
+    difference = line.against
+    better = "" if difference.low > 0 else ", not better"
+    return f"{signed(difference.value)} ({signed(difference.low)} to {signed(difference.high)}){better}"
 
 
 def show_detection(screen: Console, found: Evaluated) -> None:
@@ -285,21 +284,21 @@ def show_detection(screen: Console, found: Evaluated) -> None:
     screen.print(
         Text(
             f"ACC and F1 at {rate:g} % false alarms on held-out normals; * oracle: best threshold on the test films; "
-            "! upside down; the last block is trivial detectors."
+            "! sign-flipped; the last block is trivial detectors."
         ),
         soft_wrap=True,
     )
     if found.place is not None:
-        screen.print(Text(place_sentence(found.place)), soft_wrap=True)
-    for sentence in found.result.notes:
-        screen.print(Text(f"note: {sentence}", style="yellow"), soft_wrap=True)
+        screen.print(Text(place_message(found.place)), soft_wrap=True)
+    for note in found.result.notes:
+        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     screen.print(Text(DISCLAIMER, style="dim"))
 
 
 def _narrow(line: Line, several: bool) -> list[str]:
     auc = line.metrics["auc"]
     return [
-        line.name + (" !" if is_upside_down(line) else ""),
+        line.name + (" !" if is_sign_flipped(line) else ""),
         number(auc.mean),
         *([number(auc.sd)] if several else []),
         interval_text(auc, 2).replace(" to ", "-"),
@@ -307,7 +306,7 @@ def _narrow(line: Line, several: bool) -> list[str]:
     ]
 
 
-def place_sentence(place: Place) -> str:
+def place_message(place: Place) -> str:
     return (
         f"places ({place.films:,} films with {place.kind}): hottest point inside {mean_sd(place.hit)} (chance "
         f"{number(place.chance)}), pixel AUROC {mean_sd(place.pixel_auc)}, PRO {mean_sd(place.pro)}"

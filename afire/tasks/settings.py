@@ -164,13 +164,13 @@ class AdaptConfig(Section):
         description="weight of the token lesion classifier (ours); 0: the paper's losses alone, no such score",
     )
     epochs: int = Field(10, ge=0, description="passes over the normal films; 0 = the weights as they are")
-    batch_size: int = Field(64, ge=2, description="films per process and step, before views")
+    batch_size: int = Field(64, ge=2, description="films in one update, of all processes together, before views")
     learning_rate: float = Field(1e-4, gt=0, description="of Adam; not scaled by anything")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
 
 
-class DetectConfig(Section):
-    """All settings of fitting a detector."""
+class DetectorConfig(Section):
+    """What every detector is fitted with: which normal films do what, the score, and the false-alarm rate."""
 
     seed: int = Field(0, ge=0, description="every random choice follows from it")
     score: str = Field("auto", description="a score, several joined by +, or auto: chosen on held-out normals")
@@ -181,7 +181,12 @@ class DetectConfig(Section):
         description="share of the normal patients that choose and calibrate; with --split: its val part",
     )
     choose_share: float = Field(0.4, gt=0, lt=1, description="share of the held-out patients that choose the score")
-    false_alarms: float = Field(0.1, gt=0, lt=1, description="share of normal films that may alarm")
+    false_alarms: float = Field(0.1, gt=0, lt=1, description="share of normal films that may be flagged")
+
+
+class DetectConfig(DetectorConfig):
+    """All settings of fitting the detector `afire`."""
+
     adapt: AdaptConfig = Field(default_factory=AdaptConfig)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from afire.data.pack import PackedFilms
-from afire.detect.detector import Detector
-from afire.detect.fit import FitTask, detect_settings, fit_detector, open_networks
+from afire.detect.base import AnomalyDetector, FitTask, load_detector
+from afire.detect.fit import detect_settings, fit_detector, open_networks
 from tests.tasks.conftest import films, packed, smallest
 
 __all__ = ["films", "packed", "smallest"]
@@ -17,7 +17,7 @@ SMALLEST = ["image.size=32", "encoder.width=16", "encoder.depth=1", "encoder.hea
 QUICK = ["held_out=0.4", "false_alarms=0.2"]
 
 
-def fit_smallest(films: PackedFilms, out: Path, seed: int = 0, *settings: str) -> Detector:
+def fit_smallest(films: PackedFilms, out: Path, seed: int = 0, *settings: str) -> AnomalyDetector:
     networks = open_networks("random", "tiny", None, [*SMALLEST, "training.epochs=1", "run.picture_epochs=0"])
     task = FitTask(
         networks.config, detect_settings([*QUICK, f"seed={seed}", *settings]), films, out, source="drawn", device="cpu"
@@ -34,5 +34,5 @@ def model(films: PackedFilms, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def detector(model: Path) -> Detector:
-    return Detector.load(model)
+def detector(model: Path) -> AnomalyDetector:
+    return load_detector(model)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afire.detect.detector import Calibration
+from afire.detect.normals import Calibration
 from afire.errors import UserError
 
 

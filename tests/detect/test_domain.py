@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from afire.detect.domain import Domain, rank_pictures
+from afire.detect.normals import Domain, rank_pictures
 
 
 def chests(count: int, seed: int = 0) -> torch.Tensor:
@@ -36,6 +36,8 @@ def test_noise_and_blank_films_are_objected_to() -> None:
 
 def test_kept_and_restored() -> None:
     domain = Domain.of(rank_pictures(chests(30)))
-    again = Domain.restore(domain.tensors(), domain.settings())
+    again = Domain()
+    again.load_state_dict(domain.state_dict())
+    again.set_limits(domain.limits())
     assert torch.equal(again.typical, domain.typical) and again.least_likeness == domain.least_likeness
     assert np.isclose(float(domain.typical.norm()), 1)

@@ -1,4 +1,4 @@
-"""Evaluation: all rows on the same films, thresholds from normals, upside down is said and never turned."""
+"""Evaluation: all rows on the same films, thresholds from normals, a flipped sign is said and never flipped back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score, average_precision_score, f1_score, r
 from afire.data.manifest import Manifest
 from afire.data.pack import DIGEST, FILE_DIGEST, DecodedFilms, PackedFilms
 from afire.data.pack import ROW as ROW_IN_PACK
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector
 from afire.detect.evaluate import ROW, EvalTask, Evaluated, Line, evaluate_detectors, oracle, verdicts
 from afire.detect.localise import CHOSEN
 from afire.errors import UserError
@@ -64,7 +64,7 @@ def test_every_row_is_calibrated_on_the_same_normals(found: Evaluated) -> None:
     assert not any("calibrated threshold" in note for note in found.result.notes)
 
 
-def test_paper_is_restoration_upside_down(found: Evaluated) -> None:
+def test_paper_is_restoration_sign_flipped(found: Evaluated) -> None:
     by_name = {line.name: line.metrics["auc"].values for line in found.lines}
     assert np.add(by_name["paper"], by_name["restoration"]) == pytest.approx(1)
 
@@ -97,7 +97,7 @@ def test_pages_and_results(found: Evaluated, tmp_path: Path) -> None:
     assert {path.name for path in figures} == {"roc.png", "roc.pdf", "scores.png", "scores.pdf"}
 
 
-def test_the_choice_is_written_down(detector: Detector) -> None:
+def test_the_choice_is_written_down(detector: AnomalyDetector) -> None:
     page = choice_page(detector)
     assert DISCLAIMER in page and f"# Score: {detector.choice.name}" in page and "pasted patch" in page
     assert "never chosen" in page and f"{detector.threshold:.4g}" in page
@@ -178,9 +178,9 @@ def test_verdicts() -> None:
     )
     assert "does not beat" in verdicts([line(CHOSEN, "chosen", 0.72, -0.05, 0.1), blur], "blur")[0]
     assert "is worse than" in verdicts([line(CHOSEN, "chosen", 0.5, -0.3, -0.1), blur], "blur")[0]
-    said = verdicts(
+    messages = verdicts(
         [line(CHOSEN, "chosen", 0.4, -0.4, -0.2), line("paper", "single", 0.8, 0.02, 0.2, 0.3), blur], "blur"
     )
-    assert any(f"upside down, normal films score higher: {CHOSEN} (0.400)" in sentence for sentence in said)
-    assert any("paper reaches 0.800 here only because it is upside down" in sentence for sentence in said)
-    assert any("would have beaten blur here" in sentence for sentence in said)
+    assert any(f"sign-flipped, normal films score higher: {CHOSEN} (0.400)" in message for message in messages)
+    assert any("paper reaches 0.800 here only because it is sign-flipped" in message for message in messages)
+    assert any("would have beaten blur here" in message for message in messages)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector
 from afire.detect.findings import (
     CSV,
     JSON,
@@ -28,7 +28,7 @@ from afire.errors import UserError
 MODEL = {"name": "model", "hash": "ab" * 32}
 
 
-def results(detector: Detector) -> list[FilmResult]:
+def results(detector: AnomalyDetector) -> list[FilmResult]:
     high = detector.threshold
     return [
         FilmResult(0, "=cmd|' /C calc'!A0.png", "scored", score=high + 1, region="right upper zone, 4.2 sd"),
@@ -38,7 +38,7 @@ def results(detector: Detector) -> list[FilmResult]:
     ]
 
 
-def test_only_scored_films_are_judged(detector: Detector) -> None:
+def test_only_scored_films_are_judged(detector: AnomalyDetector) -> None:
     rule = rule_of(detector)
     judged = [rule.judge(one) for one in results(detector)]
     assert [one and one.alarm for one in judged] == [True, False, None, None]
@@ -47,11 +47,11 @@ def test_only_scored_films_are_judged(detector: Detector) -> None:
     assert counts(results(detector), rule) == {"alarm": 1, "no alarm": 1, "out of domain": 1, "unreadable": 1}
 
 
-def test_ranked_by_score_with_the_rest_behind(detector: Detector) -> None:
+def test_ranked_by_score_with_the_rest_behind(detector: AnomalyDetector) -> None:
     assert [one.number for one in ranked(reversed(results(detector)))] == [0, 1, 2, 3]
 
 
-def test_own_thresholds_are_stated(detector: Detector) -> None:
+def test_own_thresholds_are_stated(detector: AnomalyDetector) -> None:
     own = rule_of(detector, threshold=1.5)
     assert own.threshold == 1.5 and "your own threshold" in own.words
     assert own.false_alarms == pytest.approx(float(detector.calibration.p_values(1.5)))
@@ -62,7 +62,7 @@ def test_own_thresholds_are_stated(detector: Detector) -> None:
             rule_of(detector, threshold, false_alarms)
 
 
-def test_csv_and_json(detector: Detector, tmp_path: Path) -> None:
+def test_csv_and_json(detector: AnomalyDetector, tmp_path: Path) -> None:
     rule = rule_of(detector)
     write_results(tmp_path, results(detector), rule, header_of(detector, rule, MODEL))
     with (tmp_path / CSV).open(newline="", encoding="utf-8") as stream:
@@ -80,7 +80,7 @@ def test_csv_and_json(detector: Detector, tmp_path: Path) -> None:
     assert stored["note"] == "Research software, not a medical device."
 
 
-def test_the_journal_comes_back_and_survives_a_torn_line(detector: Detector, tmp_path: Path) -> None:
+def test_the_journal_comes_back_and_survives_a_torn_line(detector: AnomalyDetector, tmp_path: Path) -> None:
     made = results(detector)
     later = dataclasses.replace(made[1], score=7.0)
     text = json.dumps({"run": {"model": "x"}}) + "\n" + "".join(map(to_line, [*made, later])) + '{"number": 9, "fi'

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from afire.config import load_config
 from afire.data.keys import Seen, films_seen
 from afire.data.pack import PackedFilms
-from afire.detect.detector import SETTINGS, Detector
-from afire.detect.fit import adaptation, asked_scores, detect_overrides, detect_settings, detection_parts, open_networks
+from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, load_detector
+from afire.detect.detector import MapDetector
+from afire.detect.fit import (
+    adaptation,
+    asked_scores,
+    detect_overrides,
+    detect_settings,
+    detection_subsets,
+    open_networks,
+)
 from afire.errors import UserError
 from afire.training.engine import Schedules
 from tests.detect.conftest import SMALLEST, fit_smallest
@@ -29,12 +40,12 @@ def test_the_adaptation_is_adam_at_1e4_with_a_cosine(films: int) -> None:
     assert rates[0] == pytest.approx(1e-4, rel=1e-6) and rates[-1] < 2e-6 and sorted(rates, reverse=True) == rates
 
 
-def test_a_detector_survives_the_disk(detector: Detector, films: PackedFilms, model: Path) -> None:
+def test_a_detector_survives_the_disk(detector: AnomalyDetector, films: PackedFilms, model: Path) -> None:
     images = films.batch([0, 1, 2, 3])
-    again = Detector.load(model)
+    again = load_detector(model)
     first, second = (one.score(images, all_scores=True) for one in (detector, again))
     assert np.array_equal(first.score, second.score) and np.array_equal(first.heat, second.heat)
-    assert first.parts.keys() == second.parts.keys() and len(first.parts) >= 8
+    assert first.scores.keys() == second.scores.keys() and len(first.scores) >= 8
     assert first.restored is not None and first.restored.shape == (4, 32, 32)
     assert first.restored.min() >= 0 and first.restored.max() <= 1
     alone = again.score(images[2:3], restore=False)
@@ -42,25 +53,72 @@ def test_a_detector_survives_the_disk(detector: Detector, films: PackedFilms, mo
     assert again.threshold == detector.threshold and np.isfinite(detector.threshold)
 
 
-def test_the_same_seed_gives_the_same_detector(detector: Detector, films: PackedFilms, tmp_path: Path) -> None:
+def test_a_detector_of_the_format_before_says_the_same(detector: AnomalyDetector, model: Path, tmp_path: Path) -> None:
+    old = Path(shutil.copytree(model, tmp_path / "old"))
+    tensors = load_file(old / TENSORS)
+    names = {name: name.removeprefix("maps.") for name in tensors if name.startswith("maps.gaussian.")}
+    for name in [name for name in tensors if ".standard." in name]:
+        _, patch_map, _, number = name.split(".")
+        names[name] = f"standard.{patch_map}.{number}"
+    names["calibration.scores"] = "calibration"
+    save_file({names.get(name, name): tensor for name, tensor in tensors.items()}, old / TENSORS)
+    about = json.loads((old / SETTINGS).read_text())
+    about["origin"]["settings"] = about.pop("settings")
+    about |= {"format": 1, "false_alarms": 0.4}
+    del about["method"], about["flops"]
+    (old / SETTINGS).write_text(json.dumps(about))
+    again, images = load_detector(old), torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    first, second = (each.score(images, all_scores=True) for each in (detector, again))
+    assert again.false_alarms == 0.4 and again.settings.seed == detector.settings.seed
+    assert np.array_equal(first.score, second.score) and np.array_equal(first.heat, second.heat)
+    assert all(np.array_equal(first.scores[name], second.scores[name]) for name in first.scores)
+    assert again.domain.objections(images) == detector.domain.objections(images)
+    again.save(tmp_path / "new")
+    assert json.loads((tmp_path / "new" / SETTINGS).read_text())["format"] == 2
+    assert np.array_equal(load_detector(tmp_path / "new").score(images).score, first.score)
+
+
+def test_all_that_was_fitted_is_state(detector: AnomalyDetector, model: Path) -> None:
+    """So that nothing is packed by hand: another detector of the same settings becomes this one by its tensors."""
+    other = MapDetector.build(detector.config, detector.settings)
+    other.load_state_dict(detector.state_dict())
+    other.choice = detector.choice
+    images = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert np.array_equal(other.score(images).score, detector.score(images).score)
+    assert other.threshold == detector.threshold
+    halved = MapDetector.build(detector.config, detector.settings).to(torch.bfloat16)
+    assert halved.maps["gaussian"].mean.dtype == torch.bfloat16
+    assert halved.calibration.scores.dtype == torch.float64, "p-values compare exact scores"
+
+
+def test_the_cost_is_that_of_the_networks(detector: AnomalyDetector) -> None:
+    cost, config = detector.cost(), detector.config.encoder
+    tokens, width = 17, config.width
+    block = 2 * tokens * (4 * width**2 + 8 * width**2) + 2 * 2 * tokens**2 * width
+    embedding = 2 * 16 * 64 * width
+    assert cost > config.depth * block + embedding, "an encoder at least"
+    assert cost < 40 * (config.depth * block + embedding), "and not a batch"
+
+
+def test_the_same_seed_gives_the_same_detector(detector: AnomalyDetector, films: PackedFilms, tmp_path: Path) -> None:
     again = fit_smallest(films, tmp_path / "again")
     images = films.batch([5, 6])
     np.testing.assert_allclose(again.score(images).score, detector.score(images).score, rtol=1e-5)
     assert again.choice == detector.choice
 
 
-def test_the_folder_knows_its_films(model: Path, films: PackedFilms, detector: Detector) -> None:
-    parts = detection_parts(films.manifest, None, 0, 0.4)
-    used = np.concatenate([parts.fit, parts.held_out])
-    assert films_seen(model, films, used) == Seen(len(used), sum(parts.counts().values()))
-    assert detector.origin["parts"] == parts.counts() and detector.origin["notes"] is not None
+def test_the_folder_knows_its_films(model: Path, films: PackedFilms, detector: AnomalyDetector) -> None:
+    subsets = detection_subsets(films.manifest, None, 0, 0.4)
+    used = np.concatenate([subsets.fit, subsets.held_out])
+    assert films_seen(model, films, used) == Seen(len(used), sum(subsets.counts().values()))
+    assert detector.origin["parts"] == subsets.counts() and detector.origin["notes"] is not None
     tested = np.flatnonzero(films.manifest.table["split"] == "test")
     assert films_seen(model, films, tested) == Seen(len(tested))
 
 
-def test_calibration_is_that_of_the_calibration_films(films: PackedFilms, detector: Detector) -> None:
-    parts = detection_parts(films.manifest, None, 0, 0.4)
-    scores = detector.score(films.batch(parts.calibrate), restore=False).score
+def test_calibration_is_that_of_the_calibration_films(films: PackedFilms, detector: AnomalyDetector) -> None:
+    subsets = detection_subsets(films.manifest, None, 0, 0.4)
+    scores = detector.score(films.batch(subsets.calibrate), restore=False).score
     np.testing.assert_allclose(np.sort(scores), detector.calibration.normal_scores, rtol=1e-4, atol=1e-4)
 
 
@@ -74,31 +132,33 @@ def test_nothing_is_written_over_or_begun_in_vain(films: PackedFilms, model: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_torn_folder_is_a_sentence(model: Path, tmp_path: Path) -> None:
+def test_a_truncated_folder_is_one_message(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no detector"):
-        Detector.load(tmp_path)
-    torn = tmp_path / "torn"
-    torn.mkdir()
+        load_detector(tmp_path)
+    truncated = tmp_path / "truncated"
+    truncated.mkdir()
     for file in model.iterdir():
         if file.is_file():
-            (torn / file.name).write_bytes(file.read_bytes())
-    (torn / "detector.safetensors").write_bytes(b"torn")
+            (truncated / file.name).write_bytes(file.read_bytes())
+    (truncated / "detector.safetensors").write_bytes(b"half")
     with pytest.raises(UserError, match="cannot be read"):
-        Detector.load(torn)
-    (torn / SETTINGS).write_text("{}")
+        load_detector(truncated)
+    (truncated / SETTINGS).write_text("{}")
     with pytest.raises(UserError, match="not a detector of format"):
-        Detector.load(torn)
+        load_detector(truncated)
 
 
-def test_wrong_films_are_a_sentence(detector: Detector) -> None:
+def test_wrong_films_are_refused(detector: AnomalyDetector) -> None:
     with pytest.raises(UserError, match=r"takes \(B, 1, 32, 32\)"):
         detector.score(torch.zeros(1, 1, 16, 16))
 
 
 def test_names_of_scores() -> None:
-    assert asked_scores("auto") is None and asked_scores("gaussian + surprise") == ["gaussian", "surprise"]
+    known = MapDetector.meanings
+    assert asked_scores("auto", known) is None
+    assert asked_scores("gaussian + surprise", known) == ["gaussian", "surprise"]
     with pytest.raises(UserError, match="twice"):
-        asked_scores("gaussian+gaussian")
+        asked_scores("gaussian+gaussian", known)
 
 
 def test_settings_are_told_apart_and_change_one_by_one() -> None:

@@ -14,7 +14,7 @@ from afire.data.pack import PackedFilms
 from afire.data.sources.lists import build_chexpert
 from afire.data.splits import random_split
 from afire.detect import protocol
-from afire.detect.fit import detection_parts
+from afire.detect.fit import detection_subsets
 from afire.detect.protocol import check_unseen, chexpert_split, pa_only, plan_test, seen_in_pretraining
 from afire.errors import UserError
 from tests.data.sources.test_chexpert import HEADER, SET
@@ -34,7 +34,7 @@ def test_a_split_file_and_a_drawn_split(films: PackedFilms) -> None:
     assert np.array_equal(test.rows, split.rows(films.manifest)["test"])
     unlisted = Manifest(films.manifest.table.assign(split=""), films.manifest.root)
     drawn = plan_test(unlisted)
-    assert drawn.split is not None and "seed 0" in drawn.sentence and len(drawn.rows) == pytest.approx(24, abs=2)
+    assert drawn.split is not None and "seed 0" in drawn.message and len(drawn.rows) == pytest.approx(24, abs=2)
     assert np.array_equal(plan_test(unlisted).rows, drawn.rows)
 
 
@@ -118,7 +118,7 @@ def test_chexpert_fits_on_pa_normals_only(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(protocol, "CHEXPERT_FILMS", 4)
     monkeypatch.setattr(protocol, "_VAL_SHARE", 0.5)
     narrowed = pa_only(miniature(tmp_path, patients=120))
-    parts = detection_parts(narrowed, chexpert_split(narrowed), seed=0)
+    parts = detection_subsets(narrowed, chexpert_split(narrowed), seed=0)
     used = narrowed.table.iloc[np.concatenate([parts.fit, parts.held_out])]
     assert (used["view"] == "PA").all() and (used["normal"] == 1).all()
 

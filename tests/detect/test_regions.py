@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from afire.data.phantom.film import draw_film
-from afire.detect.findings import Region, regions, sentence
+from afire.detect.findings import Region, region_message, regions
 
 GRID = 8
 
@@ -66,10 +66,10 @@ def test_sides_of_phantoms_are_the_patients() -> None:
         assert "right" in found.words and "left" in mirrored.words
 
 
-def test_the_sentence_says_when_nothing_stands_out() -> None:
+def test_the_message_says_when_nothing_stands_out() -> None:
     region = Region("right lower zone", 0.2, 0.8, 4.2)
-    assert sentence(region, low=2.0) == "right lower zone, 4.2 sd above normal films there"
-    assert sentence(region, low=5.0) == "nothing stands out (highest: right lower zone, 4.2 sd)"
+    assert region_message(region, low=2.0) == "right lower zone, 4.2 sd above normal films there"
+    assert region_message(region, low=5.0) == "nothing stands out (highest: right lower zone, 4.2 sd)"
 
 
 def test_a_batch_is_its_films(chest: np.ndarray) -> None:

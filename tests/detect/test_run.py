@@ -15,9 +15,9 @@ from PIL import Image
 
 from afire.data.decode import read_film
 from afire.data.film import FilmInfo, fit_square
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector
 from afire.detect.findings import JOURNAL, FilmResult
-from afire.detect.run import Drawing, Drawn, RunTask, _on_film, _parts, detector_hash, run_detector
+from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector
 from afire.errors import UserError
 
 FILMS = 12
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
     return films
 
 
-def task(detector: Detector, folder: Path, **changes: object) -> RunTask:
+def task(detector: AnomalyDetector, folder: Path, **changes: object) -> RunTask:
     made = RunTask(detector, "ab" * 32, folder, folder.parent / "out", batch=5, workers=2)
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
@@ -51,7 +51,7 @@ def by_name(results: list[FilmResult]) -> dict[str, FilmResult]:
     return {one.file: one for one in results}
 
 
-def test_every_file_has_a_line(detector: Detector, folder: Path) -> None:
+def test_every_file_has_a_line(detector: AnomalyDetector, folder: Path) -> None:
     found = by_name(run_detector(task(detector, folder)))
     assert len(found) == FILMS + 4
     assert {name for name, one in found.items() if one.status == "unreadable"} == {"torn.png", "empty.jpg"}
@@ -63,7 +63,7 @@ def test_every_file_has_a_line(detector: Detector, folder: Path) -> None:
     assert str(folder) not in "".join(lines), "no path of the machine"
 
 
-def test_scores_are_those_of_the_detector(detector: Detector, folder: Path) -> None:
+def test_scores_are_those_of_the_detector(detector: AnomalyDetector, folder: Path) -> None:
     found = by_name(run_detector(task(detector, folder)))
     image = detector.config.image
     for name in ("0.png", "below/1.png", "below/11.png"):
@@ -73,11 +73,11 @@ def test_scores_are_those_of_the_detector(detector: Detector, folder: Path) -> N
 
 
 def test_batches_side_by_side_change_nothing(
-    detector: Detector, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    detector: AnomalyDetector, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking, most, score = [0], [0], Detector.score
+    looking, most, score = [0], [0], AnomalyDetector.score
 
-    def watched(self: Detector, *words: object, **named: object) -> object:
+    def watched(self: AnomalyDetector, *words: object, **named: object) -> object:
         looking[0] += 1
         most[0] = max(most[0], looking[0])
         time.sleep(0.05)
@@ -85,7 +85,7 @@ def test_batches_side_by_side_change_nothing(
         looking[0] -= 1
         return found
 
-    monkeypatch.setattr(Detector, "score", watched)
+    monkeypatch.setattr(AnomalyDetector, "score", watched)
     threads = torch.get_num_threads()
     alone = run_detector(task(detector, folder, out=tmp_path / "alone", workers=1, batch=3))
     assert most == [1]
@@ -98,22 +98,22 @@ def test_batches_side_by_side_change_nothing(
 
 
 @pytest.mark.parametrize(("films", "workers"), [(0, 2), (1, 8), (7, 2), (100, 2), (1000, 3)])
-def test_parts_hold_every_film_once_and_end_small(films: int, workers: int) -> None:
+def test_batches_hold_every_film_once_and_end_small(films: int, workers: int) -> None:
     jobs = [(number, f"{number}.png") for number in range(films)]
-    parts = list(_parts(jobs, 32, workers))
-    assert [job for part in parts for job in part] == jobs
-    sizes = [len(part) for part in parts]
+    batches = list(_batches(jobs, 32, workers))
+    assert [job for batch in batches for job in batch] == jobs
+    sizes = [len(batch) for batch in batches]
     assert sizes == sorted(sizes, reverse=True) and all(0 < size <= 32 for size in sizes)
     assert films <= 32 or sizes[-1] <= 4, "no thread is left alone with a whole batch at the end"
 
 
-def test_a_batch_keeps_its_order_with_unreadable_films(detector: Detector, folder: Path) -> None:
+def test_a_batch_keeps_its_order_with_unreadable_films(detector: AnomalyDetector, folder: Path) -> None:
     found = run_detector(task(detector, folder, batch=32, workers=1))
     assert [one.number for one in found] == list(range(len(found)))
     assert [one.file for one in found] == sorted(one.file for one in found)
 
 
-def test_pictures_are_asked_for_in_other_threads_and_noted(detector: Detector, folder: Path) -> None:
+def test_pictures_are_asked_for_in_other_threads_and_noted(detector: AnomalyDetector, folder: Path) -> None:
     seen: list[Drawing] = []
 
     def draw(drawing: Drawing) -> Drawn:
@@ -130,7 +130,7 @@ def test_pictures_are_asked_for_in_other_threads_and_noted(detector: Detector, f
     assert all(one.pictures == {"overlay": f"{one.number}.png"} for one in found if one.status != "unreadable")
 
 
-def test_a_stopped_run_goes_on_and_looks_at_nothing_twice(detector: Detector, folder: Path) -> None:
+def test_a_stopped_run_goes_on_and_looks_at_nothing_twice(detector: AnomalyDetector, folder: Path) -> None:
     whole = by_name(run_detector(task(detector, folder, out=folder.parent / "whole")))
     calls = 0
 
@@ -163,7 +163,7 @@ def test_a_stopped_run_goes_on_and_looks_at_nothing_twice(detector: Detector, fo
     assert len(run_detector(task(detector, folder, resume=True))) == len(whole), "nothing is left to do"
 
 
-def test_results_are_not_mixed_or_overwritten(detector: Detector, folder: Path) -> None:
+def test_results_are_not_mixed_or_overwritten(detector: AnomalyDetector, folder: Path) -> None:
     run_detector(task(detector, folder))
     with pytest.raises(UserError, match="--resume"):
         run_detector(task(detector, folder))
@@ -174,7 +174,7 @@ def test_results_are_not_mixed_or_overwritten(detector: Detector, folder: Path) 
     assert len(run_detector(task(detector, folder, force=True))) == FILMS + 4
 
 
-def test_an_out_inside_the_folder_is_not_looked_at(detector: Detector, folder: Path) -> None:
+def test_an_out_inside_the_folder_is_not_looked_at(detector: AnomalyDetector, folder: Path) -> None:
     (folder / "results").mkdir()
     Image.new("L", (20, 20)).save(folder / "results" / "overlay.png")
     found = run_detector(task(detector, folder, out=folder / "results"))
@@ -183,7 +183,7 @@ def test_an_out_inside_the_folder_is_not_looked_at(detector: Detector, folder: P
         run_detector(task(detector, folder, out=folder))
 
 
-def test_one_file_one_folder_level_and_mistakes(detector: Detector, folder: Path, tmp_path: Path) -> None:
+def test_one_file_one_folder_level_and_mistakes(detector: AnomalyDetector, folder: Path, tmp_path: Path) -> None:
     assert [one.file for one in run_detector(task(detector, folder / "0.png"))] == ["0.png"]
     flat = run_detector(task(detector, folder, out=tmp_path / "flat", recursive=False))
     assert not any("/" in one.file for one in flat)
@@ -209,6 +209,6 @@ def test_the_hash_names_all_that_decides(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, copy)
     assert detector_hash(copy) == detector_hash(model)
     settings = json.loads((copy / "detector.json").read_text())
-    settings["false_alarms"] = 0.3
+    settings["settings"]["false_alarms"] = 0.3
     (copy / "detector.json").write_text(json.dumps(settings))
     assert detector_hash(copy) != detector_hash(model)

@@ -14,8 +14,9 @@ import torch
 from afire.config import Config, load_config, to_yaml
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
-from afire.detect.fit import Parts, calibrate
-from afire.detect.maps import settle
+from afire.detect.base import Subsets
+from afire.detect.detector import MapDetector
+from afire.detect.fit import calibrate
 from afire.export.write import export_bundle
 from afire.methods.afire import AFiRe
 from afire.tasks.settings import DetectConfig
@@ -71,12 +72,8 @@ def detector_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
     pack(make_manifest(table, folder / "films"), folder / "pack", PackSettings(size=32), workers=1)
     pretrained = open_weights(run_folder)
     rows = np.arange(48)
-    detector = calibrate(
-        settle(pretrained.method),
-        PackedFilms(folder / "pack"),
-        Parts(rows[:20], rows[20:28], rows[28:], "drawn"),
-        DetectConfig(score=EVERY_MAP),
-    )
+    detector = MapDetector(pretrained.method, DetectConfig(score=EVERY_MAP))
+    calibrate(detector, PackedFilms(folder / "pack"), Subsets(rows[:20], rows[20:28], rows[28:], "drawn"))
     detector.origin = {
         "data": {"name": "films", "hash": "ab" * 32, "films": 48},
         "parts": {"fit": 20, "choose": 8, "calibrate": 20},

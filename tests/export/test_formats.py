@@ -13,7 +13,7 @@ from torch import Tensor
 
 from afire.config import Config
 from afire.data.film import fit_square
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
 from afire.export import onnx
 from afire.export.formats import FORMATS
@@ -113,9 +113,9 @@ def test_timm_state_dict_is_strict(tmp_path: Path) -> None:
     assert all(one.largest < BOUND for one in done.differences)
 
 
-def quick_detector(folder: Path) -> Detector:
+def quick_detector(folder: Path) -> AnomalyDetector:
     """Two of the maps: translating all of them into ONNX takes half a minute."""
-    detector = Detector.load(folder)
+    detector = load_detector(folder)
     kept = [one for one in detector.choice.components if one.name in ("surprise_peak", "gaussian_peak")]
     detector.choice = replace(detector.choice, components=tuple(kept))
     return detector
@@ -161,7 +161,7 @@ def test_onnxruntime_detects(onnx_folder: tuple[Path, Weights, Conversion], dete
 
 def test_the_detectors_graph_reads_every_map(detector_folder: Path) -> None:
     """What is translated, before it is: the same numbers from a module without numpy."""
-    detector = Detector.load(detector_folder)
+    detector = load_detector(detector_folder)
     films = films_of(3)
     with torch.no_grad():
         score, p_value, heat = onnx.DetectorGraph(detector).eval()(films)
@@ -201,9 +201,9 @@ def test_what_a_format_has_no_place_for_is_a_sentence(tmp_path: Path, detector_f
     with pytest.raises(UserError, match="--preprocess is for --format onnx and torch"):
         convert(backbone, tmp_path / "out", FORMATS["hf"], preprocess="none")
     with pytest.raises(UserError, match="hf has no place"):
-        convert(backbone, tmp_path / "out", FORMATS["hf"], detector=Detector.load(detector_folder))
+        convert(backbone, tmp_path / "out", FORMATS["hf"], detector=load_detector(detector_folder))
     with pytest.raises(UserError, match="normalises films itself"):
-        onnx.DetectorGraph(Detector.load(detector_folder), "none")
+        onnx.DetectorGraph(load_detector(detector_folder), "none")
     assert not any(tmp_path.iterdir())
 
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from afire.data.film import FilmInfo
-from afire.detect.detector import Detector
+from afire.detect.base import AnomalyDetector
 from afire.detect.findings import FilmResult, rule_of
 from afire.detect.run import Drawing, ReadFilm
 from afire.report import detect_page
@@ -51,7 +51,7 @@ class Elements(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
 
-def make_results(detector: Detector, out: Path) -> list[FilmResult]:  # noqa: F811
+def make_results(detector: AnomalyDetector, out: Path) -> list[FilmResult]:  # noqa: F811
     """Films on either side of the threshold with every hostile name, one out of domain, one unreadable."""
     rng = np.random.default_rng(0)
     painter = Painter(out, detector.scale, "squash", "ab")
@@ -73,7 +73,7 @@ def make_results(detector: Detector, out: Path) -> list[FilmResult]:  # noqa: F8
 
 
 @pytest.fixture(scope="module")
-def written(detector: Detector, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def written(detector: AnomalyDetector, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
     out = tmp_path_factory.mktemp("results")
     return write_detect_page(out, make_results(detector, out), rule_of(detector), detector, MODEL)
 
@@ -108,7 +108,7 @@ def test_nothing_is_fetched_and_only_its_own_script_runs(page: str) -> None:
     assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
 
 
-def test_it_says_what_it_is(page: str, detector: Detector) -> None:  # noqa: F811
+def test_it_says_what_it_is(page: str, detector: AnomalyDetector) -> None:  # noqa: F811
     assert page.count("Research software, not a medical device.") >= 2
     assert f"{detector.scale.low:.1f} sd" in page and f"{detector.scale.high:.1f} sd and more" in page
     assert "One scale for all films" in page
@@ -128,7 +128,7 @@ def test_the_data_holds_every_picture(page: str) -> None:
 
 
 def test_many_films_have_thumbnails_and_links(
-    detector: Detector,  # noqa: F811
+    detector: AnomalyDetector,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -140,7 +140,7 @@ def test_many_films_have_thumbnails_and_links(
     assert len(links) == 18 and all((tmp_path / link).is_file() for link in links)
 
 
-def test_a_page_without_pictures_or_films_that_could_be_scored(detector: Detector, tmp_path: Path) -> None:  # noqa: F811
+def test_a_page_without_pictures_or_films_that_could_be_scored(detector: AnomalyDetector, tmp_path: Path) -> None:  # noqa: F811
     rule = rule_of(detector)
     bare = [FilmResult(0, "a.png", "scored", 0.0), FilmResult(1, "b.png", "unreadable", objections=("is empty",))]
     assert "a.png" in render_detect_page(tmp_path, bare, rule, detector, MODEL)

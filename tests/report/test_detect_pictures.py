@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from afire.data.film import FIT_MODES, FilmInfo, fit_square
-from afire.detect.detector import HeatScale
+from afire.detect.base import HeatScale
 from afire.detect.findings import FilmResult
 from afire.detect.run import Drawing, ReadFilm
 from afire.report.detect_pictures import (

@@ -22,7 +22,7 @@ function sortBy(key, descending) {
   drawThreshold(key, descending);
 }
 
-// The line between films that alarm and those that do not, where the order is one of scores.
+// The line between films that are flagged and those that are not, where the order is one of scores.
 function drawThreshold(key, descending) {
   const line = document.getElementById("line");
   if (!line) return;

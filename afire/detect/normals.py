@@ -1,0 +1,244 @@
+"""What normal films say, kept as modules: the standard of a map, the calibration of a score, the domain of a detector.
+
+Their buffers are filled by normal films. Being modules, they move, are saved and are loaded with the detector that
+holds them.
+
+Shapes: B films, L positions, N normal films, P = 24 x 24 places of a rank picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from afire.data.film import FilmInfo
+from afire.errors import UserError
+
+Floats = NDArray[np.float64]
+_SMALLEST_SD = 1e-6
+SIDE = 24
+TURNED = (0.05, 0.2)  # by so much another position must be more typical: as few normal films are, within these limits
+ROOM = 0.06  # how far below the least typical normal films (1 in 100 left aside) a film may lie: findings change films
+_LEFT_ASIDE = 0.01
+_FLAT = 1e-4  # grey levels closer than this are one
+_POSITIONS = ("inverted", "upside down", "upside down and mirrored", *("turned on its side",) * 4)
+
+
+class Fitted(nn.Module):
+    """A module whose buffers take the shape of what was fitted, and of what is loaded."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name, buffer in self._buffers.items():
+            loaded = state_dict.get(prefix + name)
+            if loaded is not None and buffer is not None:
+                self._buffers[name] = torch.empty_like(loaded, device=buffer.device)
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+class OnCpu(Fitted):
+    """Stays on the CPU in its own precision, wherever the networks go: it compares doubles, and not every device has
+    them."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OnCpu:
+        return self
+
+
+class Standard(Fitted):
+    """Mean and sd (L,) of a map on normal films: reads a map in sd of normal films."""
+
+    mean: Tensor
+    sd: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(0))
+        self.register_buffer("sd", torch.ones(0))
+
+    def fit(self, maps_NL: Tensor) -> None:
+        """From the maps of normal films."""
+        exact = maps_NL.double()
+        self.mean = exact.mean(dim=0).float()
+        self.sd = exact.std(dim=0, correction=0).clamp_min(_SMALLEST_SD).float()
+
+    def forward(self, map_BL: Tensor) -> Tensor:
+        return (map_BL - self.mean) / self.sd
+
+
+class Calibration(OnCpu):
+    """From a score to what it means: percentile among normals, conformal p-value, threshold of a false-alarm rate.
+
+    The calibration films are normals that neither trained the networks nor chose the score. If a new film is normal
+    and comes from where they come from, its p-value is at most a with probability at most a, whatever the score is.
+    """
+
+    scores: Tensor  # (N,) of the calibration normals, rising
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scores", torch.zeros(0, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, scores: ArrayLike) -> Calibration:
+        """From the scores (N,) of held-out normal films."""
+        calibration = cls()
+        calibration.fit(scores)
+        return calibration
+
+    def fit(self, scores: ArrayLike) -> None:
+        """Take the scores (N,) of held-out normal films."""
+        rising = np.sort(np.asarray(scores, np.float64))
+        if len(rising) == 0 or not np.isfinite(rising).all():
+            raise UserError("calibration needs finite scores of at least one normal film.")
+        self.scores = torch.from_numpy(rising)
+
+    @property
+    def normal_scores(self) -> Floats:
+        """(N,), rising."""
+        values: Floats = self.scores.numpy()
+        return values
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def forward(self, scores_B: Tensor) -> Tensor:
+        """p-values as in :meth:`p_values`, as part of a graph."""
+        as_high = (self.scores[None] >= scores_B[:, None]).sum(dim=1)
+        return (1 + as_high) / (1 + self.scores.shape[0])
+
+    def p_values(self, scores: ArrayLike) -> Floats:
+        """(1 + normals that score at least as high) / (1 + normals): never below 1 / (N + 1)."""
+        as_high = len(self) - np.searchsorted(self.normal_scores, np.asarray(scores, np.float64), side="left")
+        values: Floats = (1 + as_high) / (1 + len(self))
+        return values
+
+    def percentiles(self, scores: ArrayLike) -> Floats:
+        """Percent of calibration normals that score lower, ties counting half."""
+        values = np.asarray(scores, np.float64)
+        below = np.searchsorted(self.normal_scores, values, side="left")
+        upto = np.searchsorted(self.normal_scores, values, side="right")
+        percent: Floats = 50 * (below + upto) / len(self)
+        return percent
+
+    def threshold(self, false_alarms: float) -> float:
+        """The smallest score whose p-value is at most ``false_alarms``; infinite when there are too few normals.
+
+        A film is flagged when its score is at least this.
+        """
+        may_pass = int(np.floor(false_alarms * (len(self) + 1) + 1e-9)) - 1  # normals that may score as high
+        if may_pass < 0:
+            return float("inf")
+        if may_pass >= len(self):
+            return float("-inf")
+        return float(np.nextafter(self.normal_scores[len(self) - 1 - may_pass], np.inf))
+
+    def smallest_rate(self) -> float:
+        """The lowest false-alarm rate that this many normals can vouch for."""
+        return 1 / (1 + len(self))
+
+
+class Domain(OnCpu):
+    """Whether a film is of the kind the detector was made for: a score for a hand, a photo or a negative means nothing.
+
+    A film's rank picture (a small picture with grey values replaced by their ranks) is compared with the typical one
+    of the normal films. Ranks do not care about contrast and exposure, which differ between machines; the pattern of
+    lungs, spine and shoulders stays. Two questions: does the film resemble the typical one, and would it resemble it
+    more if it were turned, upside down or a negative? Patterns of normal films (principal components, several typical
+    films) were tried beside them and added nothing (docs/detect.md has the numbers).
+
+    ``typical`` (P,) has mean 0 and length 1. A film is out of domain below ``least_likeness`` to it, or when turning
+    the film would gain more likeness than ``most_gain``.
+    """
+
+    typical: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("typical", torch.zeros(SIDE * SIDE))
+        self.least_likeness, self.most_gain = 0.0, TURNED[0]
+
+    @classmethod
+    def of(cls, ranks_NP: Tensor) -> Domain:
+        """From rank pictures of normal films."""
+        domain = cls()
+        domain.fit(ranks_NP)
+        return domain
+
+    def fit(self, ranks_NP: Tensor) -> None:
+        """Learn from rank pictures of normal films; those that lie on their side or are negatives teach nothing."""
+        gains = _gain_by_turning(ranks_NP, _typical(ranks_NP))[0]
+        upright = ranks_NP[gains <= 0]
+        if 2 * len(upright) < len(ranks_NP):  # the films have no position in common
+            upright = ranks_NP
+        self.typical = _typical(upright)
+        self.least_likeness = float(torch.quantile(upright @ self.typical, _LEFT_ASIDE)) - ROOM
+        self.most_gain = min(max(float(torch.quantile(gains, 1 - _LEFT_ASIDE)), TURNED[0]), TURNED[1])
+
+    def objections(self, images: Tensor, infos: Sequence[FilmInfo] | None = None) -> list[list[str]]:
+        """Why the scores of films (B, C, S, S) should not be trusted; empty for a film like those of the training."""
+        gray = images.mean(dim=1, keepdim=True).float().cpu()
+        blank = (gray.amax(dim=(1, 2, 3)) - gray.amin(dim=(1, 2, 3)) < _FLAT).tolist()
+        ranks = rank_pictures(gray)
+        gain, position = (values.tolist() for values in _gain_by_turning(ranks, self.typical))
+        likeness = (ranks @ self.typical).tolist()
+        objections = []
+        for number in range(len(images)):
+            colour = infos is not None and infos[number].colour
+            messages = ["a colour picture, not a radiograph"] if colour else []
+            if blank[number]:
+                messages.append("blank: one grey level")
+            elif not colour:
+                messages += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]])
+            objections.append(messages)
+        return objections
+
+    def _unlike(self, likeness: float, gain: float, position: str) -> list[str]:
+        # What resembles a chest in no position is not called a turned one.
+        if gain > self.most_gain and likeness + gain >= self.least_likeness:
+            return [f"looks {position}"]
+        if gain > self.most_gain or likeness < self.least_likeness:
+            return [f"unlike the training films (likeness {likeness:.2f}, at least {self.least_likeness:.2f})"]
+        return []
+
+    def limits(self) -> dict[str, float]:
+        """What is kept of it as JSON, beside its tensor."""
+        return {"least_likeness": self.least_likeness, "most_gain": self.most_gain}
+
+    def set_limits(self, limits: Mapping[str, Any]) -> None:
+        """Take what :meth:`limits` gave."""
+        self.least_likeness = float(limits["least_likeness"])
+        self.most_gain = float(limits.get("most_gain", TURNED[0]))
+
+
+def rank_pictures(gray_B1SS: Tensor) -> Tensor:
+    """Films -> (B, P) of mean 0 and length 1: which places are brighter than which; equal places have equal ranks."""
+    small = F.adaptive_avg_pool2d(gray_B1SS.float(), SIDE).flatten(1)
+    rising = small.sort(dim=1).values
+    below, upto = (torch.searchsorted(rising, small, right=right) for right in (False, True))
+    return _unit((below + upto).float())
+
+
+def _gain_by_turning(ranks_NP: Tensor, typical_P: Tensor) -> tuple[Tensor, Tensor]:
+    """How much more typical another position is than the given one (N,), negative for most; and which it is (N,).
+
+    A film that is only mirrored is not told apart: it differs from an upright one by little but the heart.
+    """
+    picture = typical_P.view(SIDE, SIDE)
+    on_its_side = [turn for side in (picture, picture.flip(0)) for turn in (side.rot90(1), side.rot90(3))]
+    others = torch.stack([-picture, picture.rot90(2), picture.flip(0), *on_its_side]).flatten(1)
+    best = (ranks_NP @ others.T).max(dim=1)
+    return best.values - ranks_NP @ typical_P, best.indices
+
+
+def _typical(ranks_NP: Tensor) -> Tensor:
+    return _unit(ranks_NP.median(dim=0).values[None])[0]
+
+
+def _unit(values_NP: Tensor) -> Tensor:
+    centred = values_NP - values_NP.mean(dim=1, keepdim=True)
+    return F.normalize(centred, dim=1)
