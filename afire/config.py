@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
@@ -189,8 +190,8 @@ class TrainingConfig(Section):
     """The pre-training recipe."""
 
     epochs: int = Field(800, ge=1, description="passes over the normal films")
-    batch_size: int = Field(64, ge=1, description="films per process and step, before views")
-    learning_rate: float = Field(5e-4, gt=0, description="for a global batch of 256; scaled linearly with it")
+    batch_size: int = Field(64, ge=1, description="films in one update, of all processes together, before views")
+    learning_rate: float = Field(5e-4, gt=0, description="for a batch of 256; scaled linearly with it")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
     warmup_epochs: float = Field(20, ge=0, description="linear warm-up of the learning rate")
     weight_decay: float = Field(0.04, ge=0, description="at the start; none on biases, norms and positions")
@@ -198,7 +199,10 @@ class TrainingConfig(Section):
     teacher_momentum: float = Field(0.99, ge=0, le=1, description="EMA lambda at the start; rises to 1 on a cosine")
     clip: float = Field(3.0, ge=0, description="gradient norm limit, 0 = none")
     freeze_last_layer_epochs: int = Field(1, ge=0, description="epochs in which the head's last layer stays fixed")
-    accumulate: int = Field(1, ge=1, description="steps whose gradients are added up before an update")
+    beta2: float = Field(0.999, gt=0, lt=1, description="AdamW's memory of squared gradients")
+    accumulate: int = Field(
+        1, ge=1, description="pieces in which each process works through its share of a batch; same result, less memory"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the networks")
     compile: bool = Field(False, description="torch.compile the networks")
 
@@ -214,12 +218,16 @@ class RunConfig(Section):
     probe_films: int = Field(2000, ge=10, description="most films that the online probe looks at in each part")
     stop_on_collapse: bool = Field(False, description="end the run when the health line is red two epochs in a row")
     on_bad_film: Literal["skip", "stop"] = Field("skip", description="a film that cannot be read or was altered")
+    check_images: bool = Field(
+        False, description="look at the values of every batch (a GPU waits for it); for hunting a fault in own code"
+    )
     wandb: bool = Field(False, description="also log to Weights & Biases (needs the extra afire[wandb])")
 
 
 class Config(Section):
     """All settings of a run."""
 
+    method: str = Field("afire", description="the pre-training method, see `afire pretrain --help`")
     seed: int = Field(0, ge=0, description="every random choice follows from it")
     image: ImageConfig = Field(default_factory=ImageConfig)
     lesions: LesionConfig = Field(default_factory=LesionConfig)
@@ -228,6 +236,9 @@ class Config(Section):
     decoder: DecoderConfig = Field(default_factory=DecoderConfig)
     prototypes: PrototypeConfig = Field(default_factory=PrototypeConfig)
     losses: LossConfig = Field(default_factory=LossConfig)
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="the method's own settings, see `afire config --method`"
+    )
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     run: RunConfig = Field(default_factory=RunConfig)
 
@@ -271,10 +282,14 @@ def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -
     return _PRESET_FOLDER / f"{prefix}{name}.yaml"
 
 
-def to_yaml(config: Section) -> str:
-    """Settings as YAML with every setting's meaning beside it; reads back as the same settings."""
+def to_yaml(config: Section, leave_out: Iterable[str] = (), options: Section | None = None) -> str:
+    """Settings as YAML with every setting's meaning beside it; reads back as the same settings.
+
+    ``leave_out`` names groups that nobody reads; ``options`` explains those of the method.
+    """
     lines: list[str] = []
-    _describe(config, lines, indent=0)
+    shown = {"options": options} if options is not None else {}
+    _describe(config, lines, 0, frozenset(leave_out), shown)
     return "\n".join(lines) + "\n"
 
 
@@ -376,14 +391,24 @@ def _sentence(error: dict[str, Any]) -> str:
     return f"{where} is {error['input']!r}, but {message[0].lower()}{message[1:]}"
 
 
-def _describe(section: Section, lines: list[str], indent: int) -> None:
+def _describe(
+    section: Section,
+    lines: list[str],
+    indent: int,
+    leave_out: frozenset[str] = frozenset(),
+    instead: Mapping[str, Section] = MappingProxyType({}),
+) -> None:
     pad = "  " * indent
     for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
+        if name in leave_out:
+            continue
+        value = instead.get(name, getattr(section, name))
+        if isinstance(value, Section) and type(value).model_fields:
             summary = (type(value).__doc__ or "").splitlines()[0]
             lines.append(f"{pad}{name}:  # {summary}")
             _describe(value, lines, indent + 1)
+        elif isinstance(value, Section):
+            lines.append(f"{pad}{name}: {{}}  # {field.description or ''}")
         else:
             text = yaml.safe_dump(value, default_flow_style=True, width=100_000).rstrip("\n").removesuffix("\n...")
             lines.append(f"{pad}{name}: {text}  # {field.description or ''}{_choices(field.annotation)}".rstrip(" #"))

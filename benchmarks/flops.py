@@ -21,7 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from afire.config import Config, DecoderConfig, EncoderConfig, load_config
 from afire.lesions.synthesis import synthesize
-from afire.methods.afire import AFiRe, count_parameters
+from afire.methods.afire import AFiRe
+from afire.methods.base import count_parameters
 from afire.training.engine import make_optimizer
 
 SIZES = ("tiny", "small", "base")
@@ -42,17 +43,19 @@ def flops(work: Callable[[], object]) -> int:
 def cost(config: Config, batch: int) -> dict[str, Any]:
     """One step of ``batch`` films with the config's views."""
     model = AFiRe(config).train()
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizer(model.parameters_of("all"), config.training)
     images = torch.rand(batch, 1, config.image.size, config.image.size)
     lesioned, mask = synthesize(images, generator=torch.Generator().manual_seed(0), config=config.lesions)
 
+    views = {"images": images, "lesioned": lesioned, "mask": mask}
+
     def step() -> None:
-        model(images, lesioned, mask).total.backward()
+        torch.autograd.backward(model.losses(model(views)).total)
         optimizer.step()
         optimizer.zero_grad()
 
     counted = flops(step) + attention_flops(config, len(images), len(lesioned))
-    held = kept_for_backward(lambda: model(images, lesioned, mask), model)
+    held = kept_for_backward(lambda: model.losses(model(views)), model)
     parameters = count_parameters(model)
     with torch.no_grad():
         encoder = flops(lambda: model.encode(images)) / batch + attention(config.encoder, positions(config) + 1)

@@ -112,9 +112,10 @@ def training_step(films: Tensor, size: int) -> Callable[[], object]:
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        model(films, lesioned, mask).total.backward()
+        losses = model.losses(model({"images": films, "lesioned": lesioned, "mask": mask}))
+        torch.autograd.backward(losses.total)
         optimiser.step()
-        model.update_teacher(0.99)
+        model.after_step(losses)
 
     return step
 

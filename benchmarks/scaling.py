@@ -30,8 +30,8 @@ from timing import machine, report
 from afire.config import Config, load_config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
-from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.afire import AFiRe
+from afire.methods.base import Keys
 from afire.training.engine import make_optimizer
 
 STEPS, BATCH, SIZE = 30, 32, 128  # enough steps that the first one and the last checkpoint weigh little
@@ -77,17 +77,17 @@ def whole_command(data: Path, out: Path, processes: int, threads: int, batch: in
 def bare_step(config: Config, steps: int) -> float:
     """Images per second of lesions, losses, backward, clip, AdamW and EMA on one batch that is already there."""
     model = AFiRe(config).train()
-    optimizer = make_optimizer(model, config)
+    optimizer = make_optimizer(model.parameters_of("all"), config.training)
     images = torch.rand(BATCH, 1, SIZE, SIZE)
-    rows = torch.arange(BATCH)
+    keys = Keys(0, 0, 0, torch.arange(BATCH))
 
     def step() -> None:
-        lesioned, mask = synthesize_keyed(images, seed=0, epoch=0, indices=rows, config=config.lesions)
-        model(images, lesioned, mask).total.backward()
+        losses = model.losses(model(model.views(images, keys)))
+        torch.autograd.backward(losses.total)
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
         optimizer.step()
         optimizer.zero_grad()
-        model.update_teacher(0.99)
+        model.after_step(losses)
 
     step()
     start = time.perf_counter()
@@ -137,7 +137,7 @@ def run(rounds: int, length: int) -> dict[str, Any]:
                 "loop": whole_command(data, out / "loop", 1, threads, BATCH),
                 "bare again": bare_step(config, steps),
                 "one process": whole_command(data, out / "one", 1, 1, BATCH),
-                "two processes": whole_command(twice, out / "two", 2, 1, BATCH),
+                "two processes": whole_command(twice, out / "two", 2, 1, 2 * BATCH),
                 "one process again": whole_command(data, out / "again", 1, 1, BATCH),
                 "one bare": bare_processes(1, steps),
                 "two bare": bare_processes(2, steps),

@@ -19,8 +19,8 @@ from figures import Figure, Findings, Table, digits
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import Config, load_config
-from afire.lesions.synthesis import synthesize
 from afire.methods.afire import AFiRe
+from afire.methods.base import Keys
 
 CASES: dict[str, tuple[int, Config, float]] = {
     "base_batch_8": (8, load_config("paper", overrides=["lesions.views=1"]), 1.10),
@@ -37,6 +37,7 @@ def steps(config: Config, batch: int) -> tuple[Callable[[], None], Callable[[], 
     coarse = torch.rand(batch, 1, 14, 14, generator=generator)
     images = torch.nn.functional.interpolate(coarse, size=config.image.size, mode="bicubic").clamp(0, 1)
     films = model.normalise(images)
+    keys = Keys(0, 0, 0, torch.arange(batch))
 
     def finish(loss: torch.Tensor) -> None:
         optimiser.zero_grad()
@@ -44,9 +45,9 @@ def steps(config: Config, batch: int) -> tuple[Callable[[], None], Callable[[], 
         optimiser.step()
 
     def whole() -> None:
-        lesioned, mask = synthesize(images, generator=generator, config=config.lesions)
-        finish(model(images, lesioned, mask).total)
-        model.update_teacher(0.99)
+        losses = model.losses(model(model.views(images, keys)))
+        finish(losses.total)
+        model.after_step(losses)
 
     def bare() -> None:
         assert model.student.head is not None and model.teacher.head is not None and model.decoder is not None

@@ -17,8 +17,8 @@ from figures import Figure, Findings, Table, digits
 from timing import interleaved, machine, report
 
 from afire.config import load_config
-from afire.lesions.synthesis import synthesize_keyed
-from afire.methods.afire import AFiRe, Losses
+from afire.methods.afire import AFiRe
+from afire.methods.base import Keys, Losses
 from afire.training.engine import make_optimizer
 
 
@@ -43,22 +43,23 @@ class Step:
         _, preset, settings, _ = CASES[case]
         self.config = load_config(preset, overrides=list(settings))
         self.model: AFiRe = like.model if like else AFiRe(self.config).train()
-        self.optimizer: torch.optim.Optimizer = like.optimizer if like else make_optimizer(self.model, self.config)
+        self.optimizer: torch.optim.Optimizer = (
+            like.optimizer if like else make_optimizer(self.model.parameters_of("all"), self.config.training)
+        )
         size = self.config.image.size
         self.images = torch.rand(batch, 1, size, size, generator=torch.Generator().manual_seed(0))
-        self.rows = torch.arange(batch)
+        self.keys = Keys(0, 0, 0, torch.arange(batch))
 
     def forward(self) -> Losses:
-        lesioned, mask = synthesize_keyed(self.images, seed=0, epoch=0, indices=self.rows, config=self.config.lesions)
-        losses: Losses = self.model(self.images, lesioned, mask)
-        return losses
+        return self.model.losses(self.model(self.model.views(self.images, self.keys)))
 
     def __call__(self) -> None:
-        torch.autograd.backward(self.forward().total)
+        losses = self.forward()
+        torch.autograd.backward(losses.total)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.training.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.model.update_teacher(0.99)
+        self.model.after_step(losses)
 
 
 def run(case: str, batches: tuple[int, ...], repetitions: int) -> dict[int, float]:

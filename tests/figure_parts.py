@@ -87,7 +87,7 @@ def make_run(folder: Path, overrides: Iterable[str] = (), step: int = 8) -> Path
         model.bank.prototypes.copy_(rows / rows.sum(1, keepdim=True))
     optimizer = torch.optim.AdamW(model.parameters())
     folder.mkdir(parents=True)
-    save_checkpoint(folder, model, optimizer, {"step": step, "steps_per_epoch": 4}, keep=1)
+    save_checkpoint(folder, model, [optimizer], {"step": step, "steps_per_epoch": 4}, keep=1)
     (folder / CONFIG).write_text(to_yaml(config), encoding="utf-8")
     return folder
 

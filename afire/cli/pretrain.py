@@ -1,16 +1,23 @@
-"""``afire config``: the resolved settings as YAML that reads back as itself.
-
-``afire pretrain``: AFiRe on normal films, from one CPU to many nodes.
-"""
+"""``afire pretrain``: a method on normal films, from one CPU to many nodes. ``afire config``: its settings as YAML."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose
+
+if TYPE_CHECKING:
+    from afire.config import Config
+
+MethodName = Annotated[
+    str | None,
+    typer.Option(
+        "--method", help="The pre-training method: afire (the default), mae. `afire config` prints its settings."
+    ),
+]
 
 
 def config(
@@ -18,6 +25,7 @@ def config(
         Literal["pretrain", "finetune", "segment"],
         typer.Option("--task", help="Whose settings: the model's or a task's."),
     ] = "pretrain",
+    method: MethodName = None,
     preset: Preset = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Settings of a task: nih14, chexpert5, quick; siim, lungs.")
@@ -32,25 +40,40 @@ def config(
 
     Settings of a task: afire config --task finetune --recipe nih14 --out mine.yaml, then --recipe mine.yaml.
     """
-    from afire.config import Section, load_config, to_yaml
+    from afire.config import load_config, to_yaml
     from afire.errors import UserError
     from afire.files import write_text
     from afire.tasks.settings import load_task_config
 
-    settings: Section
     if task == "pretrain":
         if recipe is not None:
             raise UserError("--recipe is for --task finetune or segment; the model's settings start from --preset.")
-        settings = load_config(preset, config_file, overrides or ())
+        text = _method_yaml(method, load_config(preset, config_file, _with_method(method, overrides)))
     else:
-        if preset is not None:
-            raise UserError("--preset is for the model's settings; a task's start from --recipe.")
-        settings = load_task_config(task, recipe, config_file, overrides or ())
-    text = to_yaml(settings)
+        if preset is not None or method is not None:
+            raise UserError("--preset and --method are for the model's settings; a task's start from --recipe.")
+        text = to_yaml(load_task_config(task, recipe, config_file, overrides or ()))
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_text(out, text)
+
+
+def _with_method(method: str | None, overrides: list[str] | None) -> list[str]:
+    return [*([f"method={method}"] if method is not None else []), *(overrides or ())]
+
+
+def _method_yaml(method: str | None, settings: Config) -> str:
+    """The settings that the method reads, its own ones explained."""
+    from afire.config import to_yaml
+
+    if method is None and settings.method == "afire":
+        return to_yaml(settings)  # without torch: the method's own settings are none
+    from afire.config import validate
+    from afire.methods import method_type, unread
+
+    options = validate(settings.options, method_type(settings.method).settings_type)
+    return to_yaml(settings, unread(settings.method), options)
 
 
 def pretrain(
@@ -58,6 +81,7 @@ def pretrain(
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
     root: Root = None,
     split: Annotated[Path | None, typer.Option(help="A split file; only its training films are used.")] = None,
+    method: MethodName = None,
     preset: Preset = None,
     config_file: ConfigFile = None,
     overrides: Set = None,
@@ -86,18 +110,21 @@ def pretrain(
     from afire.config import load_config
     from afire.data.pack import config_for, is_pack, open_films
     from afire.data.splits import read_split
+    from afire.methods import check_overrides
     from afire.training.batches import normal_training_rows
-    from afire.training.loop import pretrain as run_pretraining
+    from afire.training.pretrain import pretrain as run_pretraining
+    from afire.weights.open import start_from
 
     logger = logging.getLogger("afire")
-    settings = [*(overrides or ()), *([f"seed={seed}"] if seed is not None else [])]
+    settings = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
     config = config_for(load_config(preset, config_file, settings), data)
+    check_overrides(config.method, settings)
     first = _is_first_process()
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
     chosen_split = read_split(split) if split is not None else None
-    rows, sentence = normal_training_rows(films.manifest, chosen_split)
+    rows, message = normal_training_rows(films.manifest, chosen_split)
     if first:
-        logger.info("%s from %s", sentence, data)
+        logger.info("%s from %s", message, data)
         if not is_pack(data):
             logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
     observers: list[object] = []
@@ -115,19 +142,20 @@ def pretrain(
         out,
         rows,
         source=data.name,
-        init=init,
+        start=start_from(init) if init is not None else None,
+        behind=init,
         resume=resume,
         force=force,
         device=device,
         observers=observers,  # type: ignore[arg-type]
     )
     if first:
-        words = {
+        endings = {
             "finished": "finished",
             "stopped": "stopped by a signal; add --resume to go on",
             "collapsed": "collapsed",
         }
-        logger.info("%s at step %d of %d: %s", words[result.status], result.step, result.steps, out)
+        logger.info("%s at step %d of %d: %s", endings[result.status], result.step, result.steps, out)
     if result.status == "stopped":
         raise typer.Exit(128 + result.signal)  # what a shell, SLURM and Kubernetes read as "ended by that signal"
     if result.status == "collapsed":

@@ -11,6 +11,7 @@ import logging
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,15 @@ from afire.detect.base import SETTINGS, AnomalyDetector, FitTask, HeatScale, Nor
 from afire.errors import UserError
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.afire import AFiRe
+from afire.methods.base import Method
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
-from afire.training.loop import pretrain
+from afire.training.pretrain import Start, pretrain
 from afire.training.run_folder import environment
-from afire.weights.open import RANDOM, Weights, open_weights
+from afire.weights.open import RANDOM, Weights, open_weights, start_from
 
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}
 
@@ -260,8 +262,8 @@ def adapted(task: FitTask, subsets: Subsets) -> AFiRe:
         folder,
         subsets.fit,
         source=task.source,
-        init=task.init,
-        first_weights=_first_weights(config, task.pretrained) if task.pretrained is not None else None,
+        start=_start(task),
+        behind=task.init,
         resume=task.resume and (folder / "config.yaml").exists(),
         device=task.device,
     )
@@ -270,13 +272,16 @@ def adapted(task: FitTask, subsets: Subsets) -> AFiRe:
     return open_weights(folder).method
 
 
-def _first_weights(config: Config, pretrained: Weights) -> dict[str, Tensor]:
+def _start(task: FitTask) -> Start | None:
+    """What gives the networks their first weights."""
+    if task.pretrained is not None:
+        return partial(_take_over, task.pretrained.method.state_dict())
+    return start_from(task.init) if task.init is not None else None
+
+
+def _take_over(known: Mapping[str, Tensor], model: Method) -> None:
     """The weights of the run; a lesion classifier that it does not have starts anew."""
-    model = AFiRe(config)
-    known = pretrained.method.state_dict()
-    wanted = model.state_dict()
-    model.load_state_dict({name: known.get(name, tensor) for name, tensor in wanted.items()})
-    return model.state_dict()
+    model.load_state_dict({name: known.get(name, tensor) for name, tensor in model.state_dict().items()})
 
 
 def _choose(detector: AnomalyDetector, films: Films, rows: Rows) -> choosing.Choice:

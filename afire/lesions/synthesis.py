@@ -104,7 +104,7 @@ def synthesize(
     with ``anatpaste`` it is the share of the pasted patch. The same generator state gives the same lesions.
     """
     config = config or LesionConfig()
-    _check_images(images)
+    _check_images(images, True)
     return _synthesize(images, drawn((len(images), config.views, _slots(config)), generator), config)
 
 
@@ -115,14 +115,16 @@ def synthesize_keyed(
     epoch: int,
     indices: Tensor | Sequence[int],
     config: LesionConfig | None = None,
+    check_values: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`synthesize`, but a sample's lesions depend only on (seed, epoch, index, view) and its film.
 
     ``indices`` (B,) number the films within the dataset. The result is the same for every batch size, order of films,
-    number of workers and number of processes.
+    number of workers and number of processes. ``check_values`` looks for values outside of [0, 1], for which a GPU has
+    to finish its queue.
     """
     config = config or LesionConfig()
-    _check_images(images)
+    _check_images(images, check_values)
     if len(indices) != len(images):
         raise ValueError(f"{len(images)} images came with {len(indices)} indices; give one index for each image.")
     return _synthesize(images, keyed(seed, epoch, indices, config.views, _slots(config)), config)
@@ -186,13 +188,13 @@ def _paint_mask(
     mask_out.clamp_(max=1)
 
 
-def _check_images(images: Tensor) -> None:
+def _check_images(images: Tensor, values: bool) -> None:
     if images.ndim != 4 or images.shape[1] < 1 or images.shape[2] < 1 or images.shape[3] < 1:
         raise ValueError(f"images must have shape (B, C, H, W), got {tuple(images.shape)}.")
     if not images.is_floating_point():
         kind = str(images.dtype).removeprefix("torch.")
         raise ValueError(f"images must be floating point in [0, 1], got {kind}; divide by the largest value first.")
-    if not images.numel():
+    if not values or not images.numel():
         return
     low, high = (float(value) for value in images.detach().aminmax())
     if not (low >= -_RANGE_TOLERANCE and high <= 1 + _RANGE_TOLERANCE):  # also true for NaN

@@ -1,14 +1,13 @@
-"""AFiRe: student, teacher, prototypes, decoder, and the losses of one step.
+"""AFiRe: a student that sees lesions, a teacher that sees none, prototypes of every place, and a decoder.
 
 Shapes: B films, V views (lesioned versions) of each, L positions, D width, K clusters, P pixels of a patch.
-Rows i*V ... i*V + V-1 of the lesioned films belong to film i.
+Rows i*V ... i*V + V-1 of the lesioned images belong to film i.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -16,45 +15,27 @@ from torch import Tensor, nn
 
 from afire.config import Config
 from afire.errors import UserError
-from afire.lesions.synthesis import token_labels
+from afire.lesions import synthesize_keyed, token_labels
+from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progress, Views, cosine, depth_draws
 from afire.methods.equations import (
-    PrototypeBank,
+    Contrast,
     category_loss,
+    follow,
     lesion_loss,
+    moved_prototypes,
     position_mean,
     restoration_loss,
     sinkhorn,
     structure_loss,
-    token_losses,
+    token_log_probabilities,
 )
+from afire.methods.health import Health, measure
 from afire.nn import distributed
-from afire.nn.layers import ClusterLayer, Decoder, Normalise, ProjectionHead, check_films
-from afire.nn.vit import VisionTransformer, grid_of, initialise, patchify, unpatchify
+from afire.nn.layers import ClusterLayer, Decoder, ProjectionHead, check_films
+from afire.nn.vit import VisionTransformer, grid_of, initialise, patchify
 
 Network = Literal["teacher", "student"]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses of one step over the films of all processes; a loss that is switched off is 0.
-
-    ``total`` is the weighted sum to call ``backward`` on. ``diagnostics`` are detached by-products for the health of
-    a run: ``abnormal_share`` (), and with cluster probabilities ``student_mean`` and ``teacher_mean`` (L, K), the mean
-    assignment at each position in this process's batch and in the global one, and ``student_entropy`` () of a token.
-    """
-
-    structure: Tensor
-    category: Tensor
-    restoration: Tensor
-    lesion: Tensor
-    total: Tensor
-    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def as_floats(self) -> dict[str, float]:
-        """The losses as numbers, with one wait for the device."""
-        names = ("structure", "category", "restoration", "lesion", "total")
-        values = torch.stack([getattr(self, name).detach().float() for name in names]).tolist()
-        return dict(zip(names, values, strict=True))
+_HEALTH_FILMS = 64
 
 
 class Branch(nn.Module):
@@ -65,31 +46,57 @@ class Branch(nn.Module):
         self.encoder = encoder
         self.head = head
 
-    def tokens(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Normalised films (B, C, H, W) -> image tokens (B, L, D)."""
-        with_class_token: Tensor = self.encoder(films, generator)
+    def tokens(self, images: Tensor, depth: Tensor | None = None) -> Tensor:
+        """Normalised images (B, C, H, W) -> image tokens (B, L, D)."""
+        with_class_token: Tensor = self.encoder(images, depth)
         return with_class_token[:, 1:].contiguous()  # once, instead of inside each layer that reads them
 
 
-class AFiRe(nn.Module):
-    """The whole method. ``losses = model(images, lesioned, mask)``, then ``losses.total.backward()``.
+class PrototypeBank(nn.Module):
+    """One vector for each position: the running mean of what the teacher says there about normal films.
+
+    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation.
+    """
+
+    prototypes: Tensor
+    steps: Tensor
+
+    def __init__(self, positions: int, clusters: int, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    def moved(self, mean: Tensor) -> Tensor:
+        """The prototypes (L, K) that this step's ``mean`` (L, K) leads to; nothing is stored yet."""
+        return moved_prototypes(self.prototypes, mean, self.momentum, self.steps == 0)
+
+    @torch.no_grad()
+    def store(self, prototypes: Tensor) -> None:
+        """Take over what :meth:`moved` gave."""
+        self.prototypes.copy_(prototypes)
+        self.steps += 1
+
+
+class AFiRe(Method):
+    """The whole method. ``losses = model.losses(model(views))``, then ``losses.total.backward()``.
 
     Only what the weights in ``config.losses`` ask for exists: without restoration no decoder, without the token losses
     no head and no prototypes. So every trainable parameter has a gradient in every step, which DDP relies on.
-    ``teacher_temperature`` (tau_t) is an attribute for the training loop to move.
     """
+
+    networks = ("teacher", "student")
+    sections = ("lesions", "head", "decoder", "prototypes", "losses")
 
     def __init__(self, config: Config, generator: torch.Generator | None = None) -> None:
         """Initial weights come from ``generator``, or from ``config.seed`` without one."""
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         losses = config.losses
         encoder = VisionTransformer.from_config(config.encoder, config.image)
-        self.normalise = Normalise(config.image)
-        self.patch_size, self.grid = encoder.patch_size, encoder.grid
         self.teacher_temperature = (
             losses.teacher_temperature_start if losses.teacher_temperature_epochs else losses.teacher_temperature
         )
+        self.teacher_momentum = config.training.teacher_momentum
         positions, pixels = self.grid[0] * self.grid[1], config.image.channels * self.patch_size**2
         self.student = Branch(encoder, self._make_head(positions))
         self.decoder = (
@@ -106,21 +113,20 @@ class AFiRe(nn.Module):
         losses = self.config.losses
         if not (losses.structure or losses.category):
             return None
-        clusters = losses.contrast == "probability"
-        return ProjectionHead(self.config.encoder.width, positions, self.config.head, clusters)
+        return ProjectionHead(self.config.encoder.width, positions, self.config.head, self.has_clusters)
 
     def _make_bank(self, positions: int) -> PrototypeBank | None:
         config = self.config
         if self.student.head is None or not config.prototypes.enabled:
             return None
-        width = config.head.clusters if config.losses.contrast == "probability" else config.head.bottleneck
+        width = config.head.clusters if self.has_clusters else config.head.bottleneck
         return PrototypeBank(positions, width, config.prototypes.momentum)
 
     def _initialise(self, generator: torch.Generator) -> None:
         initialise(self, generator)
-        for part in self.modules():
-            if isinstance(part, Decoder | ClusterLayer):
-                part.initialise(generator)
+        for module in self.modules():
+            if isinstance(module, Decoder | ClusterLayer):
+                module.initialise(generator)
 
     def train(self, mode: bool = True) -> AFiRe:
         """As for any module, but the teacher is always in evaluation mode."""
@@ -128,110 +134,197 @@ class AFiRe(nn.Module):
         self.teacher.eval()
         return self
 
-    def forward(
-        self, images: Tensor, lesioned: Tensor, mask: Tensor, generator: torch.Generator | None = None
-    ) -> Losses:
-        """Films (B, C, H, W) in [0, 1], the same with lesions (B*V, C, H, W), their masks (B*V, 1, H, W).
+    # A step of training
 
-        In training mode the prototypes move first and are then the targets of this step. ``generator`` draws the
-        stochastic depth. With several processes this is a collective call: all of them make it, with equal B and V.
-        """
-        views = self._check(images, lesioned, mask)
-        weights = self.config.losses
-        films = self.normalise(images)
-        abnormal = token_labels(mask, self.patch_size)
-        tokens = self.student.tokens(self.normalise(lesioned), generator)
-        structure = category = restoration = lesion = tokens.new_zeros((), dtype=torch.float32)
-        diagnostics = {"abnormal_share": abnormal.float().mean()}
+    @torch.no_grad()
+    def views(self, images: Tensor, keys: Keys) -> Views:
+        """The images, the same with lesions, the lesions' masks, and the draws of stochastic depth, if any."""
+        config = self.config
+        lesioned, mask = synthesize_keyed(
+            images,
+            seed=keys.seed,
+            epoch=keys.epoch,
+            indices=keys.rows,
+            config=config.lesions,
+            check_values=config.run.check_images,
+        )
+        views = {"images": images, "lesioned": lesioned, "mask": mask}
+        if config.encoder.drop_path > 0:
+            draws = depth_draws(config.encoder.depth, keys.seed, keys.step, keys.rows, config.lesions.views)
+            views["depth"] = draws.to(images.device)
+        return views
+
+    def forward(self, views: Views) -> Outputs:
+        """Views ``images`` (B, C, H, W) in [0, 1], ``lesioned`` (B*V, C, H, W), ``mask`` (B*V, 1, H, W)."""
+        self._check(views)
+        images, abnormal = self.normalise(views["images"]), token_labels(views["mask"], self.patch_size)
+        tokens = self.student.tokens(self.normalise(views["lesioned"]), views.get("depth"))
+        outputs = {"abnormal": abnormal}
         if self.decoder is not None:
-            by_view = (len(films), views, abnormal.shape[1])
-            restored_BVLP = self.decoder(tokens, abnormal).view(*by_view, -1)
-            target_B1LP = patchify(films, self.patch_size)[:, None]
-            abnormal_BVL = abnormal.view(by_view)
-            restoration = restoration_loss(restored_BVLP, target_B1LP, abnormal_BVL, weights.abnormal_weight)
+            outputs["restored"] = self.decoder(tokens, abnormal)
+            outputs["target"] = patchify(images, self.patch_size)
         if self.lesion_classifier is not None:
-            lesion = lesion_loss(self.lesion_classifier(tokens).squeeze(-1), abnormal)
-        # Last, because here processes wait for each other, and once more when its backward begins: right after.
+            outputs["lesion"] = self.lesion_classifier(tokens).squeeze(-1)
         if self.student.head is not None:
-            structure, category = self._contrast(films, tokens, abnormal, diagnostics)
+            outputs["student"] = self._project(self.student, tokens, self.config.losses.student_temperature)
+            if self.training or self.bank is None:
+                outputs["teacher"] = self._teacher_says(images)
+        return outputs
+
+    @torch.no_grad()
+    def _teacher_says(self, images: Tensor) -> Tensor:
+        """Logits (B, L, K) of normal images, or unit features in the feature ablation."""
+        head = self.teacher.head
+        assert head is not None
+        tokens = self.teacher.tokens(images)
+        says: Tensor = head(tokens) if self.has_clusters else head.features(tokens)
+        return says
+
+    def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
+        """Structure, category, restoration and lesion losses; a loss that is switched off is 0.
+
+        In training mode the targets are the prototypes as this step moves them; :meth:`after_step` stores them.
+        """
+        weights, abnormal = self.config.losses, outputs["abnormal"]
+        structure = category = restoration = lesion = torch.zeros((), device=abnormal.device)
+        pending: dict[str, Tensor] = {}
+        if "restored" in outputs:
+            by_view = (len(outputs["target"]), -1, abnormal.shape[1])
+            restoration = restoration_loss(
+                outputs["restored"].view(*by_view, outputs["restored"].shape[-1]),
+                outputs["target"][:, None],
+                abnormal.view(by_view),
+                abnormal_weight=weights.abnormal_weight,
+            )
+        if "lesion" in outputs:
+            lesion = lesion_loss(outputs["lesion"], abnormal)
+        # Last, because here processes wait for each other, and once more when its backward begins: right after.
+        if "student" in outputs:
+            prototypes = self._targets(outputs, pending)
+            contrast = Contrast(
+                outputs["student"],
+                abnormal,
+                prototypes,
+                temperature=weights.temperature,
+                similarity=weights.similarity if self.has_clusters else "cosine",
+            )
+            if weights.structure and weights.category:
+                _ = contrast.scores_LBL, contrast.images  # in this order: one product and one exchange serve both
+            if weights.structure:
+                structure = structure_loss(contrast)
+            if weights.category:
+                category = category_loss(contrast, abnormal_consistency=weights.abnormal_consistency)
         terms = distributed.with_global_value(torch.stack([structure, category, restoration, lesion]))
         factors = terms.new_tensor([weights.structure, weights.category, weights.restoration, weights.lesion])
-        return Losses(terms[0], terms[1], terms[2], terms[3], (factors * terms).sum(), diagnostics)
+        named = dict(zip(("structure", "category", "restoration", "lesion"), terms.unbind(), strict=True))
+        return Losses(named, (factors * terms).sum(), pending)
 
-    def _contrast(
-        self, films: Tensor, tokens: Tensor, abnormal: Tensor, diagnostics: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Structure and category loss of student tokens (B*V, L, D) against the prototypes of the teacher."""
-        config = self.config.losses
-        student = self._project(self.student, tokens, config.student_temperature)
-        prototypes = self._prototypes(films, diagnostics)
-        if config.contrast == "probability":
-            _describe(student.detach(), diagnostics)
-        similarity = "cosine" if config.contrast == "feature" else config.similarity
-        common = (student, abnormal, prototypes, config.temperature, similarity)
-        zero = torch.zeros((), device=tokens.device)
-        if config.structure and config.category:
-            return token_losses(*common, config.abnormal_consistency)
-        if config.structure:
-            return structure_loss(*common), zero
-        return zero, category_loss(*common, config.abnormal_consistency)
+    @torch.no_grad()
+    def _targets(self, outputs: Outputs, pending: dict[str, Tensor]) -> Tensor:
+        """This step's prototypes (L, K): the bank after the teacher's word on the images of all processes."""
+        if "teacher" not in outputs:
+            return self.prototypes
+        says = outputs["teacher"]
+        if self.has_clusters:
+            # All tokens of all positions in one matrix: balanced per position, every prototype would be uniform.
+            iterations = self.config.prototypes.sinkhorn_iterations
+            says = sinkhorn(says.flatten(0, 1), self.teacher_temperature, iterations).view_as(says)
+        mean = position_mean(says)
+        if self.bank is None:
+            return mean
+        pending["prototypes"] = self.bank.moved(mean)
+        return pending["prototypes"]
 
     def _project(self, branch: Branch, tokens: Tensor, temperature: float) -> Tensor:
         """Tokens (B, L, D) -> log-probabilities (B, L, K), or unit features in the feature ablation."""
         head = branch.head
         if head is None:
             raise UserError("this model has no head: its structure and category losses have weight 0.")
-        if self.config.losses.contrast == "feature":
-            return head.features(tokens)
-        logits: Tensor = head(tokens)
-        return torch.log_softmax(logits / temperature, dim=-1)
+        return token_log_probabilities(head(tokens), temperature) if self.has_clusters else head.features(tokens)
 
-    @torch.no_grad()
-    def _prototypes(self, films: Tensor, diagnostics: dict[str, Tensor]) -> Tensor:
-        """This step's targets (L, K): the bank after it has taken in the teacher's view of ``films``."""
-        if self.bank is not None and not self.training:
-            return self.bank.prototypes
-        tokens, head = self.teacher.tokens(films), self.teacher.head
-        assert head is not None
-        if self.config.losses.contrast == "feature":
-            mean = position_mean(head.features(tokens))
-        else:
-            logits: Tensor = head(tokens)
-            # All tokens of all positions in one matrix: balanced per position, every prototype would be uniform.
-            balanced = sinkhorn(
-                logits.flatten(0, 1), self.teacher_temperature, self.config.prototypes.sinkhorn_iterations
-            )
-            mean = diagnostics["teacher_mean"] = position_mean(balanced.view_as(logits))
-        return mean if self.bank is None else self.bank.update(mean)
-
-    def _check(self, images: Tensor, lesioned: Tensor, mask: Tensor) -> int:
-        """V, the number of views; a sentence when the three do not belong together."""
+    def _check(self, views: Views) -> None:
+        """A message when the views do not belong together."""
+        images, lesioned, mask = views["images"], views["lesioned"], views["mask"]
         channels, size = self.config.image.channels, self.config.image.size
-        check_films(images, channels, "images")
-        check_films(lesioned, channels, "lesioned images")
+        for name, some in (("images", images), ("lesioned images", lesioned)):
+            check_films(some, channels, name, values=self.config.run.check_images)
         if images.shape[-2:] != (size, size):
             height, width = images.shape[-2:]
             raise UserError(f"images are {height} x {width} pixels, but the model was made for {size} x {size}.")
-        views, rest = divmod(len(lesioned), len(images))
-        if rest or views == 0 or lesioned.shape[1:] != images.shape[1:]:
+        count, rest = divmod(len(lesioned), len(images))
+        if rest or count == 0 or lesioned.shape[1:] != images.shape[1:]:
             raise UserError(
                 f"lesioned images {tuple(lesioned.shape)} are not whole sets of views of images {tuple(images.shape)}."
             )
         if mask.shape != (len(lesioned), 1, size, size):
             raise UserError(f"mask {tuple(mask.shape)} should be {(len(lesioned), 1, size, size)}.")
-        return views
+
+    def schedule(self, progress: Progress) -> Mapping[str, float]:
+        """The teacher's momentum (lambda) rises to 1 on a cosine, its temperature (tau_t) linearly to its end."""
+        losses = self.config.losses
+        self.teacher_momentum = cosine(self.config.training.teacher_momentum, 1.0, progress.step, progress.steps)
+        warming = losses.teacher_temperature_epochs * progress.steps_per_epoch
+        warm = min(progress.step / warming, 1.0) if warming else 1.0
+        first, last = losses.teacher_temperature_start, losses.teacher_temperature
+        self.teacher_temperature = first + (last - first) * warm
+        return {"teacher_momentum": self.teacher_momentum, "teacher_temperature": self.teacher_temperature}
+
+    def frozen(self, progress: Progress) -> Iterable[nn.Parameter]:
+        """The student's cluster directions, in the first epochs."""
+        head = self.student.head
+        if progress.step >= self.config.training.freeze_last_layer_epochs * progress.steps_per_epoch:
+            return ()
+        return () if head is None or head.last_layer is None else (head.last_layer.weight,)
 
     @torch.no_grad()
-    def update_teacher(self, momentum: float) -> None:
-        """Teacher = momentum * teacher + (1 - momentum) * student, parameters and buffers, in one fused pass."""
-        teacher = [*self.teacher.parameters(), *self.teacher.buffers()]
-        student = [*self.student.parameters(), *self.student.buffers()]
-        torch._foreach_lerp_(teacher, student, 1 - momentum)
+    def after_step(self, losses: Losses) -> None:
+        """Store the prototypes, and let the teacher follow the student, parameters and buffers."""
+        if self.bank is not None and "prototypes" in losses.pending:
+            self.bank.store(losses.pending["prototypes"])
+        teacher = (*self.teacher.parameters(), *self.teacher.buffers())
+        follow(teacher, (*self.student.parameters(), *self.student.buffers()), self.teacher_momentum)
 
-    def last_layer_parameters(self) -> list[nn.Parameter]:
-        """The student's cluster directions, which a training loop keeps still at first by dropping their gradient."""
-        head = self.student.head
-        return [] if head is None or head.last_layer is None else [head.last_layer.weight]
+    @torch.no_grad()
+    def health(self, views: Views, losses: Mapping[str, float]) -> Health | None:
+        """Of some films of a batch; None for models without clusters or prototypes."""
+        if self.bank is None or not self.has_clusters:
+            return None
+        step = self.views_per_film
+        images = views["images"][:_HEALTH_FILMS]
+        lesioned, mask = (views[name][: _HEALTH_FILMS * step : step] for name in ("lesioned", "mask"))
+        student = self.assign(lesioned, "student").exp()
+        tokens = self.encode(images, "teacher")
+        teacher = self.assign_tokens(tokens, "teacher").exp()
+        labels = token_labels(mask, self.patch_size)
+        return measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
+
+    @torch.no_grad()
+    def panels(self, views: Views, count: int) -> list[Panel]:
+        """Normal, lesions, lesioned, restored, and what the restoration took away."""
+        if self.decoder is None:
+            return []
+        step, images = self.views_per_film, views["images"][:count]
+        lesioned, mask = (views[name][: count * step : step] for name in ("lesioned", "mask"))
+        patches = self.restore(lesioned, token_labels(mask, self.patch_size))
+        restored = self.picture(patches, like=images)
+        return [
+            Panel("normal", images),
+            Panel("lesion mask", mask, "mask"),
+            Panel("lesioned", lesioned),
+            Panel("restored", restored),
+            Panel("lesioned − restored", lesioned - restored, "difference"),
+        ]
+
+    @property
+    def views_per_film(self) -> int:
+        return self.config.lesions.views
+
+    # What it can tell about films
+
+    @property
+    def has_clusters(self) -> bool:
+        """Whether tokens are compared by cluster probabilities; in the feature ablation there are none."""
+        return self.config.losses.contrast == "probability"
 
     @property
     def prototypes(self) -> Tensor:
@@ -240,16 +333,11 @@ class AFiRe(nn.Module):
             raise UserError("this model keeps no prototypes: they, or both token losses, are switched off.")
         return self.bank.prototypes
 
-    def encode(self, images: Tensor, network: Network = "teacher") -> Tensor:
-        """Films (B, C, H, W) in [0, 1], of any size the patch divides -> image tokens (B, L, D).
-
-        Their mean over L represents the film. The class token is left out; ``student.encoder`` gives it too.
-        """
-        check_films(images, self.config.image.channels, "images")
-        return self._branch(network).tokens(self.normalise(images))
+    def trunk_prefix(self, network: str | None = None) -> str:
+        return f"{self.network(network)}.encoder."
 
     def assign(self, images: Tensor, network: Network = "teacher", temperature: float | None = None) -> Tensor:
-        """Films in [0, 1] -> log q (B, L, K), by softmax at the network's own temperature unless one is given.
+        """Images in [0, 1] -> log q (B, L, K), by softmax at the network's own temperature unless one is given.
 
         Not by Sinkhorn, whose answer for a film depends on the films beside it.
         """
@@ -257,55 +345,26 @@ class AFiRe(nn.Module):
 
     def assign_tokens(self, tokens: Tensor, network: Network = "teacher", temperature: float | None = None) -> Tensor:
         """As :meth:`assign`, for image tokens (B, L, D) that :meth:`encode` of the same network gave."""
-        if self.config.losses.contrast == "feature":
+        if not self.has_clusters:
             raise UserError("this model contrasts features (losses.contrast is feature) and has no clusters.")
         own = self.teacher_temperature if network == "teacher" else self.config.losses.student_temperature
-        return self._project(self._branch(network), tokens, temperature or own)
+        return self._project(self.teacher if network == "teacher" else self.student, tokens, temperature or own)
 
     def lesion_logits(self, images: Tensor, network: Network = "student") -> Tensor:
-        """Films in [0, 1] -> logits (B, L) of the token lesion classifier, which learnt on the student's tokens."""
+        """Images in [0, 1] -> logits (B, L) of the token lesion classifier, which learnt on the student's tokens."""
         if self.lesion_classifier is None:
             raise UserError("this model has no lesion classifier: losses.lesion is 0.")
         logits: Tensor = self.lesion_classifier(self.encode(images, network))
         return logits.squeeze(-1)
 
-    def restore(self, images: Tensor, abnormal: Tensor | None = None) -> Tensor:
-        """Films in [0, 1] -> restored patches (B, L, P) of normalised pixels; compare with :meth:`patches`.
+    @property
+    def restores(self) -> bool:
+        return self.decoder is not None
 
-        ``abnormal`` (B, L) hides tokens behind z_mask; without it every token is seen.
-        """
+    def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """As for any method; ``hidden`` tokens (B, L) stand behind z_mask, without them every token is seen."""
         if self.decoder is None:
             raise UserError("this model has no decoder: losses.restoration is 0.")
         grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
-        restored: Tensor = self.decoder(self.encode(images, "student"), abnormal, grid)
+        restored: Tensor = self.decoder(self.encode(images, "student"), hidden, grid)
         return restored
-
-    def patches(self, images: Tensor) -> Tensor:
-        """Films in [0, 1] -> their patches (B, L, P) of normalised pixels: what :meth:`restore` should give."""
-        return patchify(self.normalise(images), self.patch_size)
-
-    def picture(self, patches: Tensor, like: Tensor) -> Tensor:
-        """Patches (B, L, P) -> films (B, C, H, W) in [0, 1], undoing the normalisation of the films ``like``."""
-        grid = grid_of(like.shape[-2], like.shape[-1], self.patch_size)
-        return self.normalise.undo(unpatchify(patches, self.patch_size, grid), like)
-
-    def _branch(self, network: Network) -> Branch:
-        return self.teacher if network == "teacher" else self.student
-
-
-def _describe(log_q: Tensor, diagnostics: dict[str, Tensor]) -> None:
-    """By-products of the student's log q (B, L, K) that cost one pass over it."""
-    q = log_q.exp()
-    diagnostics["student_mean"] = q.mean(dim=0)
-    diagnostics["student_entropy"] = -torch.dot(q.flatten(), log_q.flatten()) / (len(q) * q.shape[1])
-
-
-def count_parameters(model: nn.Module) -> dict[str, int]:
-    """Parameters of each part and, last, how many of all are trained: ``{"student.encoder": ..., "trained": ...}``."""
-    counts: dict[str, int] = {}
-    for name, parameter in model.named_parameters():
-        parts = name.split(".")
-        part = ".".join(parts[:2]) if parts[0] in ("student", "teacher") else parts[0]
-        counts[part] = counts.get(part, 0) + parameter.numel()
-    counts["trained"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return counts

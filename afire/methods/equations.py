@@ -1,10 +1,11 @@
-"""Teacher assignments by Sinkhorn-Knopp, and the spatial prototypes C that remember them.
+"""The equations of AFiRe, one public function each, numbered as in the paper (AAAI-25) and readable beside it.
 
-Shapes: N tokens, B images, L positions, K clusters.
+Eq. 1 :func:`follow`, tokens' probabilities :func:`token_log_probabilities` and :func:`sinkhorn`, Eq. 6
+:func:`afire.lesions.token_labels`, Eq. 7 :func:`moved_prototypes`, Eq. 12 :func:`structure_loss`, Eqs. 14 to 16
+:func:`category_loss`, Eq. 20 :func:`restoration_loss`. Where ours differs from the print, docs/deviations.md says why.
 
-The losses: structure and category consistency of tokens, restoration of pixels, and the lesion classifier.
-
-Shapes: B images, L positions, K clusters, P pixels of a patch. ``abnormal`` (B, L) is true where a lesion was added.
+Shapes: N tokens, B images of this process, G of all, L positions, K clusters, P pixels of a patch. ``abnormal`` (B, L)
+is true where a lesion was added.
 
 H(q, c) = -sum_k q_k log c_k is a distance between distributions, and f(q, c) = exp(-H(q, c) / tau). Everything below
 works with log f, which is a matrix product of q with log c. With several processes a mean is over the tokens of all
@@ -14,20 +15,39 @@ of them, written so that DDP's averaging of gradients gives exactly its gradient
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from afire.nn import distributed
 from afire.nn.distributed import at_least_float32, full_precision
 
+Similarity = Literal["corrected", "literal", "cosine"]
+
+PROTOTYPE_FLOOR = 1e-6  # a prototype may be zero in a cluster; its logarithm may not
+_NOTHING = -1e30  # the logarithm of an empty sum: finite, because -inf has no gradient
+_CHUNK = 1 << 26  # pair scores held at a time, 256 MB
+
 
 @torch.no_grad()
-def sinkhorn(logits: Tensor, temperature: float = 0.05, iterations: int = 3) -> Tensor:
-    """Logits (N, K) -> probabilities (N, K) whose rows sum to one and whose clusters are used about equally.
+def follow(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
+    """Eq. 1, in place and in one fused pass: teacher = momentum * teacher + (1 - momentum) * student."""
+    torch._foreach_lerp_([*teacher], [*student], 1 - momentum)
+
+
+def token_log_probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """log q of the student, "Token Probabilities Prediction": a softmax of logits (..., K) at its temperature."""
+    return torch.log_softmax(logits / temperature, dim=-1)
+
+
+@torch.no_grad()
+def sinkhorn(logits: Tensor, temperature: float, iterations: int) -> Tensor:
+    """q of the teacher: logits (N, K) -> probabilities (N, K), rows sum to one, clusters are used about equally.
 
     Scales the columns and rows of exp(logits / temperature) in turn, clusters first, over the tokens of all
     processes. The largest exponent of each column, then of each row, is taken off beforehand: Sinkhorn's first step
@@ -51,29 +71,14 @@ def sinkhorn(logits: Tensor, temperature: float = 0.05, iterations: int = 3) -> 
         return kernel.mul_(column_scale).mul_(row_scale[:, None])
 
 
-class PrototypeBank(nn.Module):
-    """One vector for each position: the running mean of what the teacher says there about normal films.
+@torch.no_grad()
+def moved_prototypes(prototypes: Tensor, mean: Tensor, momentum: float, first: Tensor) -> Tensor:
+    """Eq. 7: C (L, K) after this step's ``mean`` (L, K) of the global batch; at the ``first`` step the mean itself.
 
-    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation.
+    ``first`` () is a tensor, not a bool: reading it would make a GPU wait for its queue at every step.
     """
-
-    prototypes: Tensor
-    steps: Tensor
-
-    def __init__(self, positions: int, clusters: int, momentum: float = 0.75) -> None:
-        super().__init__()
-        self.momentum = momentum
-        self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-
-    @torch.no_grad()
-    def update(self, mean: Tensor) -> Tensor:
-        """Move towards this step's ``mean`` (L, K) of the global batch; the first one is taken as it is."""
-        # A tensor, not an if: reading `steps` would make a GPU wait for its queue at every step.
-        share = torch.where(self.steps == 0, 1.0, 1.0 - self.momentum).to(self.prototypes)
-        self.prototypes.lerp_(mean.to(self.prototypes), share)
-        self.steps += 1
-        return self.prototypes
+    share = torch.where(first, 1.0, 1.0 - momentum).to(prototypes)
+    return torch.lerp(prototypes, mean.to(prototypes), share)
 
 
 @torch.no_grad()
@@ -82,41 +87,64 @@ def position_mean(values: Tensor) -> Tensor:
     return distributed.total(values.mean(dim=0)) / distributed.world_size()
 
 
-Similarity = Literal["corrected", "literal", "cosine"]
-
-PROTOTYPE_FLOOR = 1e-6  # a prototype may be zero in a cluster; its logarithm may not
-_NOTHING = -1e30  # the logarithm of an empty sum: finite, because -inf has no gradient
-_CHUNK = 1 << 26  # pair scores held at a time, 256 MB
-
-
-def structure_loss(
-    log_q: Tensor,
-    abnormal: Tensor,
-    prototypes: Tensor,
-    temperature: float = 0.1,
-    similarity: Similarity = "corrected",
-) -> Tensor:
-    """Each normal token (i, j) should know its own prototype c_j among all L: a cross-entropy over positions.
+class Contrast:
+    """Tokens against prototypes: what the structure and the category loss have in common is computed once.
 
     ``log_q`` (B, L, K) finite log-probabilities, as log-softmax gives; ``prototypes`` (L, K) probabilities, zeros
-    allowed, that receive no gradient. With ``cosine`` both are features instead. Zero without normal tokens.
+    allowed, that receive no gradient. With ``cosine`` both are features instead.
     """
-    with full_precision(log_q):
-        queries_LBK = _queries(_by_position(log_q), similarity)
-        scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
-        abnormal_LB = abnormal.bool().T
-        return _structure(scores_LBL, abnormal_LB, distributed.total((~abnormal_LB).sum()))
+
+    def __init__(
+        self, log_q: Tensor, abnormal: Tensor, prototypes: Tensor, *, temperature: float, similarity: Similarity
+    ) -> None:
+        self.similarity, self.scale = similarity, _sign(similarity) / temperature
+        self.abnormal_LB = abnormal.bool().T
+        with full_precision(log_q):
+            self.keys_LBK = _by_position(log_q)
+            self.queries_LBK = _queries(self.keys_LBK, similarity)
+            self.prototype_keys_LK = _prototype_keys(prototypes, similarity, temperature)
+
+    @cached_property
+    def scores_LBL(self) -> Tensor:
+        """``scores_LBL[j, i, l]`` = log f(q_ij, c_l)."""
+        return self.queries_LBK @ self.prototype_keys_LK.T
+
+    @cached_property
+    def own_LB(self) -> Tensor:
+        """log f(q_ij, c_j): from the scores where they are there, else without the L times larger matrix."""
+        if "scores_LBL" in self.__dict__:
+            return self.scores_LBL.diagonal(dim1=0, dim2=2).T
+        return (self.queries_LBK @ self.prototype_keys_LK[..., None]).squeeze(-1)
+
+    @cached_property
+    def images(self) -> _Images:
+        """The images of all processes, gathered in one exchange."""
+        return _gather_images(self.keys_LBK, self.own_LB, self.abnormal_LB)
+
+    @property
+    def normal_tokens(self) -> Tensor:
+        """How many normal tokens all processes have; no second exchange where the images were gathered."""
+        if "images" in self.__dict__:
+            return (~self.images.abnormal).sum()
+        return distributed.total((~self.abnormal_LB).sum())
 
 
-def category_loss(
-    log_q: Tensor,
-    abnormal: Tensor,
-    prototypes: Tensor,
-    temperature: float = 0.1,
-    similarity: Similarity = "corrected",
-    abnormal_consistency: bool = False,
-) -> Tensor:
-    """A normal token should be like the normal tokens at its position and unlike the abnormal ones there.
+def structure_loss(contrast: Contrast) -> Tensor:
+    """Eq. 12: each normal token (i, j) should know its own prototype c_j among all L: a cross-entropy over positions.
+
+    Zero without normal tokens.
+    """
+    with full_precision(contrast.keys_LBK):
+        scores_LBL, abnormal_LB = contrast.scores_LBL, contrast.abnormal_LB
+        L, B = abnormal_LB.shape
+        own_position = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
+        target_LB = own_position.masked_fill(abnormal_LB, -100)
+        summed = F.cross_entropy(scores_LBL.view(L * B, L), target_LB.flatten(), ignore_index=-100, reduction="sum")
+        return _global_mean(summed, contrast.normal_tokens)
+
+
+def category_loss(contrast: Contrast, *, abnormal_consistency: bool = False) -> Tensor:
+    """Eqs. 14 to 16: a normal token should be like the normal tokens at its position, unlike the abnormal ones there.
 
     With P_j and N_j the normal and abnormal images at position j, a normal token (i, j) has
     pos = sum over b in P_j of f(q_ij, q_bj) and neg = sum over b in N_j of f(q_ij, q_bj) + f(q_bj, c_j);
@@ -124,47 +152,19 @@ def category_loss(
 
     ``abnormal_consistency`` adds the same for abnormal tokens among themselves (an ablation; the paper finds it worse).
     """
-    with full_precision(log_q):
-        keys_LBK = _by_position(log_q)
-        queries_LBK = _queries(keys_LBK, similarity)
-        own_LB = (queries_LBK @ _prototype_keys(prototypes, similarity, temperature)[..., None]).squeeze(-1)
-        abnormal_LB = abnormal.bool().T
-        images = _gather_images(keys_LBK, own_LB, abnormal_LB)
-        return _category(queries_LBK, abnormal_LB, images, _sign(similarity) / temperature, abnormal_consistency)
-
-
-def token_losses(
-    log_q: Tensor,
-    abnormal: Tensor,
-    prototypes: Tensor,
-    temperature: float = 0.1,
-    similarity: Similarity = "corrected",
-    abnormal_consistency: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """:func:`structure_loss` and :func:`category_loss` in one go: they share q and the scores against c_j."""
-    with full_precision(log_q):
-        keys_LBK = _by_position(log_q)
-        queries_LBK = _queries(keys_LBK, similarity)
-        scores_LBL = queries_LBK @ _prototype_keys(prototypes, similarity, temperature).T
-        own_LB = scores_LBL.diagonal(dim1=0, dim2=2).T
-        abnormal_LB = abnormal.bool().T
-        images = _gather_images(keys_LBK, own_LB, abnormal_LB)
-        category = _category(queries_LBK, abnormal_LB, images, _sign(similarity) / temperature, abnormal_consistency)
-        return _structure(scores_LBL, abnormal_LB, (~images.abnormal).sum()), category
+    with full_precision(contrast.keys_LBK):
+        images = contrast.images
+        # Anchors are the images of this process, the others those of all.
+        towards_prototype_L = _log_sum(images.own.masked_fill(~images.abnormal, _NOTHING))
+        tensors = (contrast.queries_LBK, images.keys, contrast.abnormal_LB, images.abnormal, towards_prototype_L)
+        normal_sum, abnormal_sum = _category_sums(*tensors, contrast.scale)
+        loss = _global_mean(normal_sum, (~images.abnormal).sum())
+        return loss + _global_mean(abnormal_sum, images.abnormal.sum()) if abnormal_consistency else loss
 
 
 def _by_position(values: Tensor) -> Tensor:
     """(B, L, K) -> (L, B, K), laid out so: one copy here instead of one inside each product and its backward."""
     return at_least_float32(values).transpose(0, 1).contiguous()
-
-
-def _structure(scores_LBL: Tensor, abnormal_LB: Tensor, normal_tokens: Tensor) -> Tensor:
-    """``scores_LBL[j, i, l]`` = log f(q_ij, c_l); ``normal_tokens`` counts those of all processes."""
-    L, B = abnormal_LB.shape
-    own_position = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
-    target_LB = own_position.masked_fill(abnormal_LB, -100)
-    summed = F.cross_entropy(scores_LBL.view(L * B, L), target_LB.flatten(), ignore_index=-100, reduction="sum")
-    return _global_mean(summed, normal_tokens)
 
 
 class _Images(NamedTuple):
@@ -182,17 +182,6 @@ def _gather_images(keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor) -> _Im
     parts = (keys_LBK, own_LB[..., None], abnormal_LB[..., None].to(own_LB))
     together_LGC = distributed.gather(torch.cat(parts, dim=-1).transpose(0, 1)).transpose(0, 1)
     return _Images(together_LGC[..., :-2], together_LGC[..., -2], together_LGC[..., -1].bool())
-
-
-def _category(
-    queries_LBK: Tensor, abnormal_LB: Tensor, images: _Images, scale: float, abnormal_consistency: bool
-) -> Tensor:
-    """Anchors are the images of this process, the others those of all."""
-    towards_prototype_L = _log_sum(images.own.masked_fill(~images.abnormal, _NOTHING))
-    tensors = (queries_LBK, images.keys, abnormal_LB, images.abnormal, towards_prototype_L)
-    normal_sum, abnormal_sum = _category_sums(*tensors, scale)
-    loss = _global_mean(normal_sum, (~images.abnormal).sum())
-    return loss + _global_mean(abnormal_sum, images.abnormal.sum()) if abnormal_consistency else loss
 
 
 def _category_sums(
@@ -234,8 +223,8 @@ def _category_chunk(
     return normal_losses.sum(), abnormal_losses.sum()
 
 
-def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, abnormal_weight: float = 4.0) -> Tensor:
-    """Mean over tokens of the squared error of a patch, abnormal tokens counted ``abnormal_weight`` times.
+def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, *, abnormal_weight: float) -> Tensor:
+    """Eq. 20: mean over tokens of the squared error of a patch, abnormal tokens counted ``abnormal_weight`` times.
 
     ``restored`` (..., L, P), ``target`` of a shape that broadcasts to it, ``abnormal`` (..., L).
     """

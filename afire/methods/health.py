@@ -1,4 +1,4 @@
-"""Is the run healthy? Numbers that tell learning from collapse, and what they mean in words.
+"""Is the run healthy? Numbers that tell learning from collapse, and what they mean.
 
 Shapes: B images, L positions, K clusters, D width.
 """
@@ -6,8 +6,9 @@ Shapes: B images, L positions, K clusters, D width.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +18,21 @@ Colour = Literal["green", "amber", "red"]
 
 @dataclass(frozen=True)
 class Health:
-    """Numbers of one epoch, each in [0,1] unless said otherwise. Entropies are shares of log K."""
+    """What a method says about an epoch: numbers for the metrics file, a verdict, and a short form for the terminal."""
+
+    numbers: Mapping[str, float]
+    colour: Colour
+    reason: str
+    shown: str = ""
+
+    def as_json(self) -> dict[str, Any] | None:
+        """For a checkpoint; None where a number could not be stored."""
+        return asdict(self) if all(math.isfinite(number) for number in self.numbers.values()) else None
+
+
+@dataclass(frozen=True)
+class TokenHealth:
+    """Numbers of one epoch of AFiRe, each in [0,1] unless said otherwise. Entropies are shares of log K."""
 
     prototype_entropy: float  # mean entropy of a prototype: 1 = uniform, it says nothing about its place
     usage_entropy: float  # entropy of the mean assignment: 0 = all tokens in one cluster
@@ -28,9 +43,15 @@ class Health:
     image_dependence: float  # share of what q tells that depends on the film and not on the position alone
     structure: float  # structure loss at the end of the epoch, nats (not a share)
 
-    def as_dict(self) -> dict[str, float]:
-        """Every number by name, for the metrics file."""
-        return asdict(self)
+    def report(self) -> Health:
+        """The numbers with their verdict."""
+        colour, reason = self.verdict()
+        shown = (
+            f"clusters in use {1 - self.dead_clusters:.0%}, rank {self.effective_rank:.0f}, "
+            f"agreement {self.agreement:.0%}, film dependence {self.image_dependence:.0%}, "
+            f"abnormal {self.abnormal_share:.0%}"
+        )
+        return Health(asdict(self), colour, reason, shown)
 
     def verdict(self) -> tuple[Colour, str]:
         """A colour and the reason in words; the worst reason wins."""
@@ -74,14 +95,14 @@ def measure(
     abnormal_BL: Tensor,
     prototypes_LK: Tensor,
     structure: float,
-) -> Health:
+) -> TokenHealth:
     """Health from probabilities of both networks, the teacher's tokens, token labels and prototypes."""
     q = student_BLK.float()
     clusters = q.shape[-1]
     usage_K = teacher_BLK.float().mean(dim=(0, 1))
     normal = ~abnormal_BL
     same = student_BLK.argmax(-1) == teacher_BLK.argmax(-1)
-    return Health(
+    return TokenHealth(
         prototype_entropy=_entropy(prototypes_LK).mean().item() / math.log(clusters),
         usage_entropy=_entropy(usage_K).item() / math.log(clusters),
         dead_clusters=(usage_K < 0.1 / clusters).float().mean().item(),

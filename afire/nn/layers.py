@@ -69,8 +69,11 @@ class Normalise(nn.Module):
         return (normalised * std + mean).clamp(0, 1)
 
 
-def check_films(images: Tensor, channels: int, what: str) -> None:
-    """A sentence when ``images`` are not films as afire hands them around: float (B, 1 or C, H, W) in [0, 1]."""
+def check_films(images: Tensor, channels: int, what: str, *, values: bool = True) -> None:
+    """A message when ``images`` are not as afire hands them around: float (B, 1 or C, H, W) in [0, 1].
+
+    ``values`` looks at the numbers too, for which a GPU has to finish its queue.
+    """
     if images.ndim != 4 or images.shape[1] not in (1, channels):
         expected = "1" if channels == 1 else f"1 or {channels}"
         raise UserError(f"{what} have shape {tuple(images.shape)}, but should be (films, {expected}, height, width).")
@@ -80,6 +83,8 @@ def check_films(images: Tensor, channels: int, what: str) -> None:
         return
     if len(images) == 0:
         raise UserError(f"{what} are an empty batch.")
+    if not values:
+        return
     low, high = torch.stack(images.detach().aminmax()).tolist()
     if not (low >= -_TOLERANCE and high <= 1 + _TOLERANCE):  # written so that NaN fails too
         raise UserError(
@@ -171,18 +176,31 @@ class Decoder(nn.Module):
         if self.mask_token is not None:
             nn.init.normal_(self.mask_token, std=0.02, generator=generator)
 
-    def forward(self, tokens: Tensor, abnormal: Tensor | None = None, grid: Grid | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, abnormal: Tensor | None = None, grid: Grid | None = None, kept: Tensor | None = None
+    ) -> Tensor:
         """Image tokens (B, L, D) without the class token, labels (B, L) -> patches (B, L, P).
 
-        The class token stays outside: it has looked at the abnormal tokens that z_mask is there to hide.
+        The class token stays outside: it has looked at the abnormal tokens that z_mask is there to hide. Where the
+        encoder saw some patches only, ``tokens`` (B, N, D) are those at the places ``kept`` (B, N), and z_mask stands
+        at all others.
         """
         embedded = self.embed(tokens)
+        if kept is not None:
+            embedded = self._spread(embedded, kept, grid or self.grid)
         if self.mask_token is not None and abnormal is not None:
             # where, not indexing: z_mask has a gradient (zero) even in a batch without abnormal tokens, as DDP needs.
             embedded = torch.where(abnormal.bool()[..., None], self.mask_token.to(embedded.dtype), embedded)
         hidden = run_blocks(self.blocks, embedded + self._positions(grid), self.gradient_checkpointing)
         patches: Tensor = self.pred(self.norm(hidden))
         return patches
+
+    def _spread(self, embedded: Tensor, kept: Tensor, grid: Grid) -> Tensor:
+        """Tokens (B, N, D) to their places among (B, L, D) of z_mask."""
+        if self.mask_token is None:
+            raise UserError("decoder.mask_token is off, but tokens that were dropped need one; set it to true.")
+        everywhere = self.mask_token.to(embedded.dtype).expand(len(embedded), grid[0] * grid[1], -1)
+        return everywhere.scatter(1, kept[..., None].expand_as(embedded), embedded)
 
     def _positions(self, grid: Grid | None) -> Tensor:
         if grid is None or grid == self.grid:

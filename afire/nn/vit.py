@@ -200,14 +200,17 @@ class VisionTransformer(nn.Module):
         settings = encoder.model_dump(exclude={"size"})
         return cls(image_size=image.size, channels=image.channels, **settings)
 
-    def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """``generator`` draws the stochastic depth; None is torch's own. Any image size that the patch divides."""
-        return self.levels(images, [len(self.blocks)], generator)[0]
+    def forward(self, images: Tensor, depth: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+        """Any image size that the patch divides. ``depth`` (B, blocks, 2), uniform numbers, decides the stochastic
+        depth; torch draws them where they are missing. ``keep`` (B, N) are the patches to look at, all without it."""
+        return self.levels(images, [len(self.blocks)], depth, keep)[0]
 
-    def levels(self, images: Tensor, after: Sequence[int], generator: torch.Generator | None = None) -> list[Tensor]:
+    def levels(
+        self, images: Tensor, after: Sequence[int], depth: Tensor | None = None, keep: Tensor | None = None
+    ) -> list[Tensor]:
         """Tokens (B, 1 + L, D) after the given numbers of blocks, rising; only those after the last are normalised."""
-        tokens = self._embed(images)
-        scales = self._draw_depth(tokens, generator)
+        tokens = self._embed(images, keep)
+        scales = self._depth_scales(tokens, depth)
         found: list[Tensor] = []
         for first, last in pairwise([0, *after]):
             scale = None if scales is None else scales[first:last]
@@ -215,12 +218,14 @@ class VisionTransformer(nn.Module):
             found.append(self.norm(tokens) if last == len(self.blocks) else tokens)
         return found
 
-    def _embed(self, images: Tensor) -> Tensor:
-        """Tokens (B, 1 + L, D) before the first block."""
+    def _embed(self, images: Tensor, keep: Tensor | None) -> Tensor:
+        """Tokens (B, 1 + L, D) before the first block, or (B, 1 + N, D) where only N patches are kept."""
         positions = self.positions_for(grid_of(images.shape[-2], images.shape[-1], self.patch_size))
         # shape[0], not len: torch.export keeps a shape symbolic and freezes a len, and with it the batch size.
         class_token = (self.cls_token + positions[:, :1]).expand(images.shape[0], -1, -1)
         patches = self.patch_embed(images) + positions[:, 1:]
+        if keep is not None:
+            patches = patches.gather(1, keep[..., None].expand(-1, -1, self.width))
         return torch.cat([class_token.to(patches.dtype), patches], dim=1)
 
     def positions_for(self, grid: Grid) -> Tensor:
@@ -235,18 +240,19 @@ class VisionTransformer(nn.Module):
         """(1, 1 + L, D); the class token lies nowhere."""
         return F.pad(sincos_positions(self.width, grid, self.grid), (0, 0, 1, 0))[None]
 
-    def _draw_depth(self, tokens: Tensor, generator: torch.Generator | None) -> Tensor | None:
-        """(depth, 2, B, 1, 1): 0 where a branch is dropped, else 1 / its probability to stay.
+    def _depth_scales(self, tokens: Tensor, depth: Tensor | None) -> Tensor | None:
+        """(blocks, 2, B, 1, 1): 0 where a branch is dropped, else 1 / its probability to stay.
 
-        Drawn for all blocks at once and before them, so that gradient checkpointing, which runs a block twice,
-        sees the same draw both times.
+        Decided for all blocks at once and before them, so that gradient checkpointing, which runs a block twice,
+        sees the same decision both times.
         """
         if not self.training or self.drop_path == 0:
             return None
-        device = tokens.device if generator is None else generator.device
-        stay = 1 - torch.linspace(0, self.drop_path, len(self.blocks), device=device).view(-1, 1, 1, 1, 1)
-        chance = torch.rand(len(self.blocks), 2, len(tokens), 1, 1, generator=generator, device=device)
-        return ((chance < stay) / stay).to(tokens.device)
+        if depth is None:
+            depth = torch.rand(len(tokens), len(self.blocks), 2, device=tokens.device)
+        stay = 1 - torch.linspace(0, self.drop_path, len(self.blocks), device=tokens.device).view(-1, 1, 1, 1, 1)
+        chance = depth.to(tokens.device).permute(1, 2, 0)[..., None, None]
+        return (chance < stay) / stay
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from afire.errors import UserError
 from afire.files import write_atomic
-from afire.lesions.synthesis import token_labels
 from afire.methods.afire import AFiRe
-from afire.training.loop import EpochView
+from afire.methods.base import Panel
+from afire.training.pretrain import EpochView
 
 _GAP = 6
 _PAPER, _INK, _FRAME = (18, 19, 22), (222, 224, 228), (58, 60, 66)
@@ -184,6 +184,7 @@ def _shortened_name(text: str, draw: ImageDraw.ImageDraw, width: int) -> str:
 matplotlib.use("Agg")
 
 
+_SCALES = {"film": ("gray", 0.0, 1.0), "mask": ("magma", 0.0, 1.0), "difference": ("RdBu_r", -0.5, 0.5)}
 _FILMS = 4
 
 
@@ -197,36 +198,24 @@ class EpochPictures:
         if view.epoch % self.every and view.epoch != self.epochs:
             return
         folder = view.out / "pictures"
-        if view.model.decoder is not None:
-            save(restorations(view), folder / f"restorations-{view.epoch:04d}.png")
-        if view.model.bank is not None and view.model.config.losses.contrast == "probability":
+        panels = view.model.panels(view.views, _FILMS)
+        if panels:
+            save(restorations(panels, view.epoch), folder / f"restorations-{view.epoch:04d}.png")
+        if isinstance(view.model, AFiRe) and view.model.bank is not None and view.model.has_clusters:
             save(prototype_map(view.model, view.epoch), folder / f"prototypes-{view.epoch:04d}.png")
 
 
-@torch.no_grad()
-def restorations(view: EpochView) -> Figure:
-    """Rows of films: normal, lesions, lesioned, restored, and what the restoration took away."""
-    model, views = view.model, view.model.config.lesions.views
-    count = min(_FILMS, len(view.images))
-    images = view.images[:count]
-    lesioned, mask = view.lesioned[: count * views : views], view.mask[: count * views : views]
-    count = len(lesioned)
-    images = images[:count]
-    patches = model.restore(lesioned, token_labels(mask, model.patch_size))
-    restored = model.picture(patches, like=images)
-    columns = {
-        f"normal (epoch {view.epoch})": (images, "gray", 0.0, 1.0),
-        "lesion mask": (mask, "magma", 0.0, 1.0),
-        "lesioned": (lesioned, "gray", 0.0, 1.0),
-        "restored": (restored, "gray", 0.0, 1.0),
-        "lesioned − restored": (lesioned - restored, "RdBu_r", -0.5, 0.5),
-    }
+def restorations(panels: Sequence[Panel], epoch: int) -> Figure:
+    """A row for each film, a column for each panel of the method."""
+    count = len(panels[0].images)
     figure: Figure
-    figure, axes = plt.subplots(count, len(columns), figsize=(2.1 * len(columns), 2.15 * count), squeeze=False)
-    for column, (title, (films, colours, low, high)) in enumerate(columns.items()):
+    figure, axes = plt.subplots(count, len(panels), figsize=(2.1 * len(panels), 2.15 * count), squeeze=False)
+    for column, panel in enumerate(panels):
+        colours, low, high = _SCALES[panel.kind]
+        title = f"{panel.title} (epoch {epoch})" if column == 0 else panel.title
         axes[0, column].set_title(title, fontsize=10)
         for row in range(count):
-            picture = films[row].mean(dim=0).float().cpu().numpy()
+            picture = panel.images[row].mean(dim=0).float().cpu().numpy()
             axes[row, column].imshow(picture, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
             axes[row, column].axis("off")
     figure.tight_layout(pad=0.4)

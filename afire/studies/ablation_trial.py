@@ -31,7 +31,7 @@ from afire.tasks.metrics import auc
 from afire.tasks.probe import ProbeTask, run_probe
 from afire.tasks.results import write_result
 from afire.training.batches import normal_training_rows
-from afire.training.loop import pretrain
+from afire.training.pretrain import pretrain
 from afire.training.run_folder import SUMMARY, RunFolder, environment
 from afire.weights.open import pick_device
 

@@ -121,9 +121,9 @@ class Classifier(nn.Module):
         with torch.no_grad():
             self.head.bias.copy_(torch.logit(torch.from_numpy(prior_C), eps=1e-3))
 
-    def forward(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, films: Tensor, depth: Tensor | None = None) -> Tensor:
         """Films (B, 1, H, W) in [0, 1] -> logits (B, labels)."""
-        tokens = self.encoder(self.normalise(films), generator)
+        tokens = self.encoder(self.normalise(films), depth)
         logits: Tensor = self.head(tokens[:, 1:].mean(dim=1))
         return logits
 

@@ -134,9 +134,9 @@ class Segmenter(nn.Module):
         initialise(self.decoder, generator)
         nn.init.constant_(self.decoder.logits.bias, float(torch.logit(torch.tensor(prior), eps=1e-4)))  # type: ignore[arg-type]
 
-    def forward(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, films: Tensor, depth: Tensor | None = None) -> Tensor:
         """Films (B, 1, H, W) in [0, 1] -> logits of the mask at their size."""
-        levels = self.encoder.levels(self.normalise(films), self.after, generator)
+        levels = self.encoder.levels(self.normalise(films), self.after, depth)
         height, width = films.shape[-2:]
         logits: Tensor = self.decoder(levels, grid_of(height, width, self.encoder.patch_size), (height, width))
         return logits

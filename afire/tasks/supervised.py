@@ -1,23 +1,17 @@
-"""Random crops, turns and mirrors of training films: drawn by key, applied to a whole batch in one warp each.
+"""Learning from labels, for fine-tuning and segmentation: objective, warps, layer-wise rates, early stopping.
 
-What happens to a film depends on (seed, step, row) alone: not on its batch, the number of processes or a restart.
-Shapes: B films, S pixels a side.
-
-Optimizer and learning rate of the supervised tasks: AdamW with layer-wise decay, warm-up and a cosine.
-
-Learning from labels: the loop that fine-tuning and segmentation share.
-
-As in pre-training, everything random follows from (seed, step, row), a checkpoint is whole or not there, and a run that
-was killed ends bit by bit as one that was not. The weights that did best on validation films are kept beside the
+The loop is that of pre-training (:mod:`afire.training.loop`). Warps (crops, turns, mirrors) are drawn by (seed, step,
+draw) and applied to a whole batch at once. The weights that did best on validation films are kept beside the
 checkpoints; when no epoch was better for ``patience`` epochs, or the epochs are over, they are the result.
+
+Shapes: B films, S pixels a side.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -35,24 +29,16 @@ from afire.data.pack import Films
 from afire.errors import UserError
 from afire.files import write_atomic
 from afire.lesions.places import keyed, unit
+from afire.methods.base import depth_draws
 from afire.nn import distributed
 from afire.nn.vit import VisionTransformer
-from afire.tasks.features import predict, to_device
+from afire.tasks.features import predict
 from afire.tasks.settings import AugmentConfig, FinetuneConfig, SegmentConfig, SupervisedConfig
 from afire.training import checkpoint as checkpoints
-from afire.training.batches import Batch, Plan, Prefetcher
-from afire.training.engine import (
-    StopSignals,
-    agree,
-    cosine,
-    decays,
-    depth_generator,
-    explain,
-    gradient_exchange,
-    on_first_process,
-)
+from afire.training.batches import Batch, Plan
+from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
-from afire.training.run_folder import RunFolder
+from afire.training.loop import Ending, Trainer
 
 
 class _Draw(IntEnum):
@@ -66,9 +52,9 @@ class _Draw(IntEnum):
     FLIP = 5
 
 
-def draw_warps(config: AugmentConfig, size: int, seed: int, step: int, rows: np.ndarray) -> Tensor:
+def draw_warps(config: AugmentConfig, size: int, seed: int, step: int, draws: np.ndarray) -> Tensor:
     """Affine maps (B, 2, 3) from the pixels of a film to those of its augmented version; float32 on the CPU."""
-    chance = unit(keyed(seed, step, torch.from_numpy(np.ascontiguousarray(rows)), 1, 1)[:, 0, 0])
+    chance = unit(keyed(seed, step, torch.from_numpy(np.ascontiguousarray(draws)), 1, 1)[:, 0, 0])
     area = config.crop_min + (1 - config.crop_min) * chance[:, _Draw.AREA]
     root_aspect = torch.exp((chance[:, _Draw.ASPECT] - 0.5) * float(np.log(config.stretch)))
     # A crop that is nearly the whole film cannot also be stretched: its sides end at the film's.
@@ -126,20 +112,10 @@ def learning_rate(config: SupervisedConfig, step: int, steps_per_epoch: int) -> 
     """The rate of ``step``, counted from 0, before the scale of a group."""
     steps = config.epochs * steps_per_epoch
     warmup = min(round(config.warmup_epochs * steps_per_epoch), steps)
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    return cosine(config.learning_rate, config.learning_rate_end, step - warmup, steps - warmup)
+    return warmed_cosine(config.learning_rate, config.learning_rate_end, step, steps, warmup)
 
 
 Rows = NDArray[np.int64]
-
-
-class TaskModel(Protocol):
-    """Films (B, 1, S, S) in [0,1] to outputs; its parameters outside of ``encoder`` are the new layers."""
-
-    encoder: VisionTransformer
-
-    def __call__(self, films: Tensor, generator: torch.Generator | None = None) -> Tensor: ...
 
 
 class Objective(Protocol):
@@ -198,116 +174,75 @@ class Learnt:
 
 def learn(job: Job, accelerator: Accelerator, resume: bool = False, force: bool = False) -> Learnt:
     """Run a job to its end or to a signal. A finished job's model holds the best weights. A collective call."""
-    return _Loop(job, accelerator, resume, force).run()
+    run = Supervised(job, accelerator, resume, force)
+    return run.result(run.train())
 
 
-def plan_batches(rows: Rows, seed: int, config: FinetuneConfig | SegmentConfig, world: int, rank: int) -> Plan:
+def plan_batches(rows: Rows, seed: int, recipe: SupervisedConfig, world: int, rank: int) -> Plan:
     """Which films are in which step: as many as the setting says, fewer where there are fewer."""
-    recipe = config.training
     pieces = world * recipe.accumulate
-    if recipe.batch_size % pieces:
-        raise UserError(
-            f"training.batch_size {recipe.batch_size} cannot be shared by {world} processes in {recipe.accumulate} "
-            f"parts; choose a multiple of {pieces}."
-        )
-    batch = min(recipe.batch_size, len(rows)) // pieces
+    batch = recipe.batch_size if len(rows) >= recipe.batch_size else len(rows) // pieces * pieces
     if batch == 0:
-        raise UserError(f"{len(rows)} training films are too few for {world} processes in {recipe.accumulate} parts.")
-    passes = max(1, math.ceil(recipe.min_epoch_steps * batch * pieces / len(rows)))
-    return Plan(np.repeat(np.sort(rows), passes), seed, batch, world, rank, recipe.accumulate)
+        raise UserError(f"{len(rows)} training films are too few for {world} processes in {recipe.accumulate} pieces.")
+    passes = max(1, math.ceil(recipe.min_epoch_steps * batch / len(rows)))
+    return Plan(np.sort(rows), seed, batch, world, rank, recipe.accumulate, passes)
 
 
-class _Loop:
-    """One run: everything is made in ``__init__``, :meth:`run` is the loop."""
+class Supervised(Trainer):
+    """One run that learns from labels."""
 
     def __init__(self, job: Job, accelerator: Accelerator, resume: bool, force: bool) -> None:
-        self.job, self.accelerator, self.recipe = job, accelerator, job.config.training
-        self.plan = plan_batches(
-            job.train, job.config.seed, job.config, accelerator.num_processes, accelerator.process_index
+        self.job, self.recipe = job, job.config.training
+        plan = plan_batches(
+            job.train, job.config.seed, self.recipe, accelerator.num_processes, accelerator.process_index
         )
-        self.steps = self.recipe.epochs * self.plan.steps_per_epoch
-        self.folder = RunFolder(job.out)
-        main = accelerator.is_main_process
-        found = self.folder.begin(job.config, job.data, resume, force) if main else None
-        accelerator.wait_for_everyone()
-        found = found if main or not resume else checkpoints.newest_checkpoint(job.out)
-
+        steps = self.recipe.epochs * plan.steps_per_epoch
+        super().__init__(accelerator, job.films, plan, steps, job.out, job.config.run, self.recipe.clip)
+        checkpoint = self.resume_from(job.config, job.data, resume, force)
         self.model = job.model.to(accelerator.device).train()
         encoder: VisionTransformer = job.model.encoder  # type: ignore[assignment]
         encoder.drop_path = self.recipe.drop_path
-        self.optimizer = make_layered_optimizer(self.model, len(encoder.blocks), self.recipe)
-        if found is not None:
-            checkpoints.restore(found, self.model, self.optimizer)
-        self.wrapped, self.wrapped_optimizer = accelerator.prepare(self.model, self.optimizer)
-        if found is not None and accelerator.scaler is not None and found.state.get("scaler"):
-            accelerator.scaler.load_state_dict(dict(found.state["scaler"]))
-        self.step = self.first_step = found.step if found else 0
-        self.best: dict[str, Any] | None = found.state["best"] if found else None
-        self.stale = int(found.state["stale"]) if found else 0
-        self.last_save = time.monotonic()
+        self.blocks = len(encoder.blocks)
+        self.optimizers = {"all": make_layered_optimizer(self.model, self.blocks, self.recipe)}
+        self.wrap(checkpoint)
+        self.best: dict[str, Any] | None = checkpoint.state["best"] if checkpoint else None
+        self.stale = int(checkpoint.state["stale"]) if checkpoint else 0
 
-    def run(self) -> Learnt:
-        plan, job = self.plan, self.job
-        main = self.accelerator.is_main_process
-        journal = TaskJournal(
-            job.out,
-            first_step=self.first_step,
-            steps_per_epoch=plan.steps_per_epoch,
-            epochs=self.recipe.epochs,
-            films_per_step=plan.films_per_step,
-            main=main,
-        )
-        if self.best is not None:
-            journal.note_best(job.objective.metric, self.best["value"], self.best["epoch"])
-        batches = Prefetcher(job.films, plan, self.first_step, self.steps, job.config.run.on_bad_film)
-        signal = 0
-        try:
-            with StopSignals() as stop, journal:
-                for parts in batches if not self._is_over() else ():
-                    rate = learning_rate(self.recipe, self.step, plan.steps_per_epoch)
-                    losses = self._forward_backward(parts)
-                    norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self._limit()))
-                    flags = agree(self.accelerator, self._finite(losses, norm), stop.received, self._clock_is_due())
-                    if flags.not_finite:
-                        self._give_up(losses, parts)
-                    self._update(rate)
-                    journal.update(self.step, losses, rate, norm, batches.waited, len(batches.reader.bad))
-                    ends_epoch = self.step % plan.steps_per_epoch == 0
-                    if ends_epoch:
-                        self._validate(journal)
-                    if self._save_is_due(ends_epoch, flags.save) or flags.stop:
-                        self._save()
-                    if self._is_over():
-                        break
-                    if flags.stop:
-                        signal = flags.signal
-                        break
-        except RuntimeError as error:
-            raise explain(error, plan.world, self.step) from error
-        finally:
-            batches.close()
-        return self._end(signal, journal)
-
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
         return self.step >= self.steps or self.stale >= self.recipe.patience
 
-    def _limit(self) -> float:
-        return self.recipe.clip or float("inf")
+    def make_journal(self) -> TaskJournal:
+        self.journal: TaskJournal = TaskJournal(
+            self.job.out,
+            first_step=self.first_step,
+            epochs=self.recipe.epochs,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            films_per_step=self.plan.batch_size,
+            main=self.accelerator.is_main_process,
+        )
+        if self.best is not None:
+            self.journal.note_best(self.job.objective.metric, self.best["value"], self.best["epoch"])
+        return self.journal
 
-    def _forward_backward(self, parts: list[Batch]) -> dict[str, float]:
-        """Add up the gradients of one update; the parts of the loss as means over all processes."""
-        objective, rank = self.job.objective, self.plan.rank
-        targets = [objective.targets(batch.rows).to(self.accelerator.device) for batch in parts]
+    def begin_step(self) -> Mapping[str, float]:
+        rate = learning_rate(self.recipe, self.step, self.plan.steps_per_epoch)
+        for group in self.optimizers["all"].param_groups:
+            group["lr"] = rate * group["scale"]
+        return {"learning_rate": rate}
+
+    def forward_backward(self, batches: Sequence[Batch], turn: str) -> dict[str, float]:
+        """Add up the gradients of one update; the terms of the loss as means over all processes."""
+        objective = self.job.objective
+        targets = [objective.targets(batch.rows).to(self.accelerator.device) for batch in batches]
         terms = distributed.total(torch.stack([objective.terms(target) for target in targets]).sum())
         # DDP averages gradients over the processes; times their number, over the global count, gives the global mean.
         weight = self.plan.world / terms.clamp_min(1)
-        generator = depth_generator(self.job.config.seed, self.step, rank) if self.recipe.drop_path else None
         sums: dict[str, Tensor] = {}
-        for number, (batch, target) in enumerate(zip(parts, targets, strict=True)):
-            films, target = self._augment(batch, target)
-            with gradient_exchange(self.accelerator, self.wrapped, now=number == len(parts) - 1):
+        for number, (batch, target) in enumerate(zip(batches, targets, strict=True)):
+            images, target = self._augment(batch, target)
+            with gradient_exchange(self.accelerator, self.wrapped, now=number == len(batches) - 1):
                 with self.accelerator.autocast():
-                    outputs = self.wrapped(films, generator)
+                    outputs = self.wrapped(images, self._depth(batch))
                 losses = {name: weight * value for name, value in objective.loss(outputs.float(), target).items()}
                 self.accelerator.backward(torch.stack(list(losses.values())).sum())
             for name, value in losses.items():
@@ -316,33 +251,18 @@ class _Loop:
         return dict(zip(sums, values.tolist(), strict=True))
 
     def _augment(self, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor]:
-        films = to_device(self.job.films, batch.raw, self.accelerator.device)
-        config = self.job.config
-        maps = draw_warps(config.augment, films.shape[-1], config.seed, self.step, batch.rows)
-        return warp_films(films, maps), warp_masks(target, maps) if self.job.objective.spatial else target
+        images, config = self.images(batch), self.job.config
+        maps = draw_warps(config.augment, images.shape[-1], config.seed, self.step, batch.draws)
+        return warp_films(images, maps), warp_masks(target, maps) if self.job.objective.spatial else target
 
-    def _finite(self, losses: Mapping[str, float], norm: float) -> bool:
-        return math.isfinite(sum(losses.values())) and (math.isfinite(norm) or self.accelerator.scaler is not None)
+    def _depth(self, batch: Batch) -> Tensor | None:
+        if not self.recipe.drop_path:
+            return None
+        return depth_draws(self.blocks, self.job.config.seed, self.step, torch.from_numpy(batch.draws))
 
-    def _give_up(self, losses: Mapping[str, float], parts: list[Batch]) -> None:
-        rows = [int(row) for batch in parts for row in batch.rows]
-        names = self.job.films.manifest.table["image"].iloc[rows[:3]].tolist()
-        bad = [name for name, value in losses.items() if not math.isfinite(value)] or ["the gradient"]
-        raise UserError(
-            f"{', '.join(bad)} is not finite at step {self.step} of {self.job.out} (films {', '.join(names)}, ...); "
-            "nothing was updated; try a lower training.learning_rate or training.precision fp32."
-        )
-
-    def _update(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["scale"]
-        self.wrapped_optimizer.step()
-        self.wrapped_optimizer.zero_grad()
-        self.step += 1
-
-    def _validate(self, journal: TaskJournal) -> None:
+    def end_epoch(self, epoch: int) -> None:
         """The validation result of an epoch; every process comes to the same one, because all see all answers."""
-        objective, epoch = self.job.objective, self.step // self.plan.steps_per_epoch
+        objective = self.job.objective
         kept = predict(self.model, self.job.films, self.job.val, self.accelerator, objective.keep)
         value = objective.score(kept, self.job.val)
         better = self.best is None or value > self.best["value"]
@@ -350,48 +270,30 @@ class _Loop:
         if better:
             self.best = {"value": value, "epoch": epoch, "step": self.step}
             on_first_process(self.accelerator, self._write_best, "the best weights")
-        journal.epoch(self.step, epoch, objective.metric, value, better, self.stale)
+        self.journal.epoch(self.step, epoch, objective.metric, value, better, self.stale)
 
     def _write_best(self) -> None:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         write_atomic(_best_file(self.job.out, self.step), lambda path: save_file(tensors, path))
 
-    def _save_is_due(self, ends_epoch: bool, by_clock: bool) -> bool:
-        every = self.job.config.run.checkpoint_epochs * self.plan.steps_per_epoch
-        return by_clock or self._is_over() or bool(ends_epoch and every and self.step % every == 0)
+    def write_checkpoint(self) -> None:
+        super().write_checkpoint()
+        _forget_unused_best(self.job.out)
 
-    def _clock_is_due(self) -> bool:
-        return time.monotonic() - self.last_save > 60 * self.job.config.run.checkpoint_minutes
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "stale": self.stale}
 
-    def _save(self) -> None:
-        def write() -> None:
-            keep = self.job.config.run.keep_checkpoints
-            checkpoints.save_checkpoint(self.job.out, self.model, self.optimizer, self._state(), keep)
-            _forget_unused_best(self.job.out)
-
-        on_first_process(self.accelerator, write, "its checkpoint")
-        self.last_save = time.monotonic()
-
-    def _state(self) -> dict[str, Any]:
-        scaler = self.accelerator.scaler
-        return {
-            "step": self.step,
-            "best": self.best,
-            "stale": self.stale,
-            "processes": self.plan.world,
-            "scaler": scaler.state_dict() if scaler is not None else None,
-        }
-
-    def _end(self, signal: int, journal: TaskJournal) -> Learnt:
+    def result(self, ending: Ending) -> Learnt:
+        """What the run came to; a finished one has its best weights back."""
         best = self.best or {"value": float("nan"), "epoch": 0}
-        if not signal:
+        if not ending.signal:
             file = _best_file(self.job.out, best["step"])
             if not file.exists():
                 raise UserError(f"the best weights {file} are gone; start this run again with --force.")
             self.model.load_state_dict(load_file(file))
         epochs = self.step // self.plan.steps_per_epoch
-        status = "stopped" if signal else "finished"
-        return Learnt(status, signal, best["value"], best["epoch"], epochs, self.step, journal.images_per_second)
+        speed = ending.images_per_second
+        return Learnt(ending.status, ending.signal, best["value"], best["epoch"], epochs, self.step, speed)
 
 
 def _best_file(out: Path, step: int) -> Path:

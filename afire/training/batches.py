@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -59,55 +59,79 @@ logger = logging.getLogger("afire")
 
 @dataclass(frozen=True)
 class Plan:
-    """The films of a run by (epoch, batch). ``rows`` are the usable rows of the manifest, in its order."""
+    """The films of a run by (epoch, batch). ``rows`` are the usable rows of the manifest, in its order.
+
+    A batch is that of all processes together: which films are in it does not depend on how many share it.
+    """
 
     rows: np.ndarray
     seed: int
-    batch_size: int  # of one process
+    batch_size: int
     world: int = 1
     rank: int = 0
     accumulate: int = 1
+    passes: int = 1  # over the rows in an epoch
     _orders: dict[int, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        pieces = self.world * self.accumulate
+        if self.batch_size % pieces:
+            raise UserError(
+                f"training.batch_size {self.batch_size} cannot be shared by {self.world} processes in "
+                f"{self.accumulate} pieces; choose a multiple of {pieces}."
+            )
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"{len(self.rows)} films are fewer than one step of {self.films_per_step} (batch {self.batch_size} x "
-                f"{self.world} processes x {self.accumulate} accumulated); lower training.batch_size."
+                f"{len(self.rows)} films are fewer than one batch of {self.batch_size}; lower training.batch_size."
             )
-
-    @property
-    def films_per_step(self) -> int:
-        """Films of all processes in one update."""
-        return self.batch_size * self.world * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
         """Whole updates; the remainder of an epoch is left out, other films each time."""
-        return len(self.rows) // self.films_per_step
+        return len(self.rows) * self.passes // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
-        """The usable rows in the order of ``epoch``; the last one asked for is kept."""
+        """The usable rows in the order of ``epoch``, each pass in an order of its own; the last is kept."""
         if epoch not in self._orders:
             self._orders.clear()
-            self._orders[epoch] = self.rows[np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))]
+            rng = np.random.default_rng([self.seed, epoch])
+            self._orders[epoch] = np.concatenate(
+                [self.rows[rng.permutation(len(self.rows))] for _ in range(self.passes)]
+            )
         return self._orders[epoch]
 
-    def batch_rows(self, step: int) -> list[np.ndarray]:
-        """This process's rows of update ``step``: one array for each accumulated batch."""
+    def share(self, step: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """This process's rows of update ``step`` and the number of each draw, one pair for each accumulated piece.
+
+        The number of a draw is the row, unless the same film is in the batch again: then it is another number, so that
+        what is drawn by it (warps, depth) differs.
+        """
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = self.order(epoch)
-        globals_ = order[within * self.films_per_step :][: self.films_per_step].reshape(self.accumulate, self.world, -1)
-        return [part[self.rank] for part in globals_]
+        rows = self.order(epoch)[within * self.batch_size :][: self.batch_size]
+        draws = rows + _earlier(rows) * (int(self.rows.max()) + 1)
+        shape = (self.accumulate, self.world, -1)
+        pieces = zip(rows.reshape(shape), draws.reshape(shape), strict=True)
+        return [(piece[self.rank], numbers[self.rank]) for piece, numbers in pieces]
+
+
+def _earlier(rows: np.ndarray) -> np.ndarray:
+    """How often each entry stands before itself: 0 for the first of its kind, 1 for the second."""
+    order = np.argsort(rows, kind="stable")
+    ranked = rows[order]
+    first_of_kind = np.searchsorted(ranked, ranked, side="left")
+    earlier = np.empty(len(rows), dtype=np.int64)
+    earlier[order] = np.arange(len(rows)) - first_of_kind
+    return earlier
 
 
 @dataclass
 class Batch:
-    """Films of one process for one (accumulated) forward: values as stored, and the rows they come from."""
+    """Films of one process for one forward: values as stored, the rows they come from, and the draws they are."""
 
     raw: torch.Tensor  # (B, S, S) uint8 or uint16 from a pack, (B, 1, S, S) float32 otherwise
     rows: np.ndarray
     replaced: dict[int, str] = field(default_factory=dict)  # bad row -> why another film took its place
+    draws: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class Prefetcher:
@@ -146,7 +170,7 @@ class Prefetcher:
     def _work(self, plan: Plan, first: int, last: int) -> None:
         try:
             for step in range(first, last):
-                self._queue.put([self.reader.read(rows) for rows in plan.batch_rows(step)])
+                self._queue.put([replace(self.reader.read(rows), draws=draws) for rows, draws in plan.share(step)])
                 if self._stopped.is_set():
                     return
             self._queue.put(None)
@@ -170,12 +194,12 @@ class _Reader:
             return batch
         for row, reason in new.items():
             if self.on_bad_film == "stop":
-                raise UserError(f"{reason} Mend it, or set run.on_bad_film=skip.")
+                raise UserError(f"{reason} Fix it, or set run.on_bad_film=skip.")
             if row not in self.bad:
                 logger.warning("skipped during training: %s", reason)
             self.bad[row] = reason
-        mended = self.read(np.array([self._substitute(int(row)) if row in new else row for row in rows]))
-        return Batch(mended.raw, mended.rows, {**new, **mended.replaced})
+        complete = self.read(np.array([self._substitute(int(row)) if row in new else row for row in rows]))
+        return Batch(complete.raw, complete.rows, {**new, **complete.replaced})
 
     def _read(self, rows: np.ndarray) -> Batch:
         if isinstance(self.films, PackedFilms):

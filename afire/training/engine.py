@@ -1,22 +1,16 @@
-"""SIGTERM and SIGINT ask a run to finish its step and save, instead of ending it anywhere.
-
-What changes with the step: learning rate, weight decay, EMA momentum, teacher temperature.
-
-What the loop runs on: accelerate's engine, the optimizer, and the small things processes must agree on.
-"""
+"""What the loop runs on: signals, rates by step, accelerate's engine, optimisers, and what processes agree on."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,10 +18,10 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from afire.config import Config, LossConfig, TrainingConfig
+from afire.config import TrainingConfig
 from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
-from afire.methods.afire import AFiRe
+from afire.methods.base import cosine
 from afire.nn import distributed
 
 
@@ -59,24 +53,19 @@ class StopSignals:
         self.received = number
 
 
-@dataclass(frozen=True)
-class StepSettings:
-    """The values in force at one step."""
+class Rates(NamedTuple):
+    """What the optimiser is told at one step."""
 
     learning_rate: float
     weight_decay: float
-    teacher_momentum: float
-    teacher_temperature: float
 
 
 @dataclass(frozen=True)
 class Schedules:
-    """Values by step, counted from 0. ``films_per_step`` is the global batch of one update, before views."""
+    """Learning rate and weight decay by step, counted from 0."""
 
     training: TrainingConfig
-    losses: LossConfig
     steps_per_epoch: int
-    films_per_step: int
 
     @property
     def steps(self) -> int:
@@ -85,32 +74,25 @@ class Schedules:
 
     @property
     def peak_learning_rate(self) -> float:
-        """The linear scaling rule: the setting is for a global batch of 256."""
-        return self.training.learning_rate * self.films_per_step / 256
+        """The linear scaling rule: the setting is for a batch of 256."""
+        return self.training.learning_rate * self.training.batch_size / 256
 
-    def at(self, step: int) -> StepSettings:
+    def at(self, step: int) -> Rates:
         """The values of ``step``."""
-        recipe, losses = self.training, self.losses
-        warmup = min(round(recipe.warmup_epochs * self.steps_per_epoch), self.steps)
-        if step < warmup:
-            rate = self.peak_learning_rate * (step + 1) / warmup
-        else:
-            rate = cosine(self.peak_learning_rate, recipe.learning_rate_end, step - warmup, self.steps - warmup)
-        warming = losses.teacher_temperature_epochs * self.steps_per_epoch
-        share = min(step / warming, 1.0) if warming else 1.0
-        start, end = losses.teacher_temperature_start, losses.teacher_temperature
-        return StepSettings(
-            learning_rate=rate,
-            weight_decay=cosine(recipe.weight_decay, recipe.weight_decay_end, step, self.steps),
-            teacher_momentum=cosine(recipe.teacher_momentum, 1.0, step, self.steps),
-            teacher_temperature=start + (end - start) * share,
-        )
+        recipe = self.training
+        rate = warmed_cosine(self.peak_learning_rate, recipe.learning_rate_end, step, self.steps, self.warmup_steps)
+        return Rates(rate, cosine(recipe.weight_decay, recipe.weight_decay_end, step, self.steps))
+
+    @property
+    def warmup_steps(self) -> int:
+        return min(round(self.training.warmup_epochs * self.steps_per_epoch), self.steps)
 
 
-def cosine(start: float, end: float, step: int, steps: int) -> float:
-    """Half a cosine from ``start`` at step 0 to ``end`` at the last of ``steps`` steps."""
-    share = min(step / max(steps - 1, 1), 1.0)
-    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * share))
+def warmed_cosine(peak: float, end: float, step: int, steps: int, warmup: int) -> float:
+    """A linear rise to ``peak`` over ``warmup`` steps, then half a cosine down to ``end``."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return cosine(peak, end, step - warmup, steps - warmup)
 
 
 @dataclass(frozen=True)
@@ -126,8 +108,11 @@ class Flags:
         return self.signal != 0
 
 
-def make_accelerator(precision: str, device: str) -> Accelerator:
-    """accelerate's engine for the device and precision; one process without torchrun or accelerate launch."""
+def make_accelerator(precision: str, device: str, *, unused_parameters: bool = False) -> Accelerator:
+    """accelerate's engine for the device and precision; one process without torchrun or accelerate launch.
+
+    ``unused_parameters``: some parameters get no gradient in some steps, as where optimisers take turns.
+    """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; use --device cpu or auto.")
     if device == "mps" and not torch.backends.mps.is_available():
@@ -137,7 +122,9 @@ def make_accelerator(precision: str, device: str) -> Accelerator:
     # Prototypes are equal on all processes by construction; broadcasting them every step would be wasted.
     # torch 2.13 warns about the flag's name; its successor does not exist in the oldest torch that we support.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-    ddp = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp = DistributedDataParallelKwargs(
+        broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused_parameters
+    )
     # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     try:
@@ -148,15 +135,14 @@ def make_accelerator(precision: str, device: str) -> Accelerator:
         raise UserError(f"training.precision {precision} does not work here: {error}") from None
 
 
-def make_optimizer(model: AFiRe, config: Config) -> torch.optim.AdamW:
+def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig) -> torch.optim.AdamW:
     """AdamW with weight decay on matrices only: none on biases, norms, tokens and positions."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            (decayed if decays(name, parameter) else plain).append(parameter)
+    for name, parameter in parameters:
+        (decayed if decays(name, parameter) else plain).append(parameter)
     groups = [{"params": decayed, "decays": True}, {"params": plain, "decays": False}]
-    return torch.optim.AdamW(groups, lr=config.training.learning_rate, fused=True)
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, training.beta2), fused=True)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
@@ -175,6 +161,11 @@ def gradient_exchange(accelerator: Accelerator, wrapped: nn.Module, now: bool) -
     return nullcontext() if now else accelerator.no_sync(wrapped)
 
 
+def any_process(accelerator: Accelerator, verdict: bool) -> bool:
+    """Whether any process says so; all of them get the same answer."""
+    return bool(distributed.maximum(torch.tensor(int(verdict), device=accelerator.device)).item())
+
+
 def agree(accelerator: Accelerator, finite: bool, signal: int, save: bool) -> Flags:
     """One small exchange a step: what any process knows, all of them act on, at the same step."""
     mine = torch.tensor([0 if finite else 1, signal, int(save)], device=accelerator.device)
@@ -183,28 +174,21 @@ def agree(accelerator: Accelerator, finite: bool, signal: int, save: bool) -> Fl
 
 
 def on_first_process(accelerator: Accelerator, write: Callable[[], None], what: str) -> None:
-    """Write on the first process; a failure there ends all of them, with the sentence from there."""
+    """Write on the first process; a failure there ends all of them, with its message."""
     failure: UserError | None = None
     if accelerator.is_main_process:
         try:
             write()
         except UserError as error:
             failure = error
-    failed = distributed.maximum(torch.tensor(int(failure is not None), device=accelerator.device)).item()
-    if failed:
+    if any_process(accelerator, failure is not None):
         raise failure or UserError(f"the first process could not write {what}; see its message.")
 
 
-def depth_generator(seed: int, step: int, rank: int) -> torch.Generator:
-    """Stochastic depth of a step and process; nothing to save, because it follows from the step."""
-    state = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> 1))
-
-
 def explain(error: RuntimeError, processes: int, step: int) -> Exception:
-    """A sentence when another process went away in the middle of an exchange, else the error itself."""
-    words = str(error).lower()
-    if processes > 1 and any(sign in words for sign in ("gloo", "nccl", "connection", "timed out")):
+    """A message when another process went away in the middle of an exchange, else the error itself."""
+    message = str(error).lower()
+    if processes > 1 and any(sign in message for sign in ("gloo", "nccl", "connection", "timed out")):
         return UserError(
             f"another process of this run ended or went silent at step {step}; see its message, then start "
             "again with --resume."

@@ -1,9 +1,4 @@
-"""Numbers of any run: ``metrics.jsonl`` and TensorBoard for programs, W&B on request, speed, and the live line.
-
-Numbers of a pre-training run: one live line for people, and what the journal keeps for programs.
-
-Numbers of a run that learns from labels: the live line, and what the journal keeps for programs.
-"""
+"""The numbers of a run: ``metrics.jsonl`` and TensorBoard for programs, W&B on request, a live line for people."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -20,33 +16,45 @@ import torch
 from typing_extensions import Self
 
 from afire import progress
-from afire.config import Config
 from afire.errors import UserError
 from afire.methods.health import Health
-from afire.training.engine import Schedules, StepSettings
 from afire.training.run_folder import METRICS
 
 _SECONDS_BETWEEN_LINES = 15.0
 
 
-class Journal:
+class Journal(ABC):
     """Writes and shows numbers on the first process; on the others it only keeps time.
 
     ``films_per_step`` is what one update of all processes looks at; ``wandb`` holds the settings to log there, if any.
     """
+
+    @abstractmethod
+    def step(
+        self,
+        step: int,
+        losses: Mapping[str, float],
+        rates: Mapping[str, float],
+        norm: float,
+        waited: float,
+        bad: int,
+    ) -> None:
+        """Note one update; ``step`` counts the updates that are done, ``bad`` the films that were skipped."""
 
     def __init__(
         self,
         out: Path,
         *,
         first_step: int,
-        steps: int,
+        epochs: int,
+        steps_per_epoch: int,
         films_per_step: int,
         main: bool,
         tensorboard: bool = False,
         wandb: Mapping[str, Any] | None = None,
     ) -> None:
-        self.out, self.main, self.steps, self.films_per_step = out, main, steps, films_per_step
+        self.out, self.main, self.films_per_step = out, main, films_per_step
+        self.epochs, self.steps_per_epoch, self.steps = epochs, steps_per_epoch, epochs * steps_per_epoch
         self.first_step = self.steps_done = first_step
         self.start = self.last_line = time.perf_counter()
         self._mode = progress.current_mode() if main else "off"
@@ -122,12 +130,12 @@ class Journal:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    def say(self, sentence: str) -> None:
+    def say(self, message: str) -> None:
         """A line that stays."""
         if self._mode == "off":
             return
         start = "\r\033[K" if self._mode == "bar" else ""
-        sys.stderr.write(f"{start}{sentence}\n")
+        sys.stderr.write(f"{start}{message}\n")
         sys.stderr.flush()
 
     def coloured(self, text: str, code: str) -> str:
@@ -160,103 +168,71 @@ class Journal:
 _COLOURS = {"green": "\033[32m", "amber": "\033[33m", "red": "\033[31m"}
 
 
-class Metrics(Journal):
+class PretrainingJournal(Journal):
     """The journal of a pre-training run; its films per second count every view."""
 
-    def __init__(self, out: Path, config: Config, schedules: Schedules, first_step: int, main: bool) -> None:
-        super().__init__(
-            out,
-            first_step=first_step,
-            steps=schedules.steps,
-            films_per_step=schedules.films_per_step * config.lesions.views,
-            main=main,
-            tensorboard=True,
-            wandb=config.model_dump() if config.run.wandb else None,
-        )
-        self.config, self.schedules = config, schedules
-
     def step(
-        self, step: int, losses: Mapping[str, float], settings: StepSettings, norm: float, waited: float, bad: int
+        self,
+        step: int,
+        losses: Mapping[str, float],
+        rates: Mapping[str, float],
+        norm: float,
+        waited: float,
+        bad: int,
     ) -> None:
-        """Note one update; ``step`` counts the updates that are done."""
         self.steps_done = step
         if not self.main:
             return
-        record = {
-            "step": step,
-            **losses,
-            "gradient_norm": norm,
-            "learning_rate": settings.learning_rate,
-            "weight_decay": settings.weight_decay,
-            "teacher_momentum": settings.teacher_momentum,
-            "teacher_temperature": settings.teacher_temperature,
-            "images_per_second": self.images_per_second,
-            "data_wait": self.data_wait(waited),
-        }
-        self.write(record, step)
+        wait = self.data_wait(waited)
+        record = {"step": step, **losses, "gradient_norm": norm, **rates}
+        self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
         if self.line_is_due(step):
-            self.show(self._line(step, losses, settings, record["data_wait"], bad))
+            terms = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "total" and value != 0)
+            self.show(
+                f"epoch {(step - 1) // self.steps_per_epoch + 1}/{self.epochs} step {step}/{self.steps} | "
+                f"loss {losses['total']:.3f} ({terms}) | lr {rates['learning_rate']:.1e} | "
+                f"{self.images_per_second:.0f} images/s | {self.time_left} left | data wait {wait:.1%} | "
+                f"{self.peak_memory() / 2**30:.1f} GB{_skipped(bad)}"
+            )
 
-    def epoch(self, step: int, epoch: int, health: Health | None, found: Mapping[str, float]) -> None:
-        """Note the end of an epoch: health, and what observers found."""
-        record: dict[str, Any] = {"step": step, "epoch": epoch, **found}
+    def epoch(self, step: int, epoch: int, health: Health | None, numbers: Mapping[str, float]) -> None:
+        """Note the end of an epoch: health, and the numbers of observers."""
+        record: dict[str, Any] = {"step": step, "epoch": epoch, **numbers}
         if health is not None:
-            colour, reason = health.verdict()
-            record |= {f"health/{name}": value for name, value in health.as_dict().items()}
-            record |= {"health": colour, "health_reason": reason}
-            self._say_health(epoch, colour, reason, health, found)
+            record |= {f"health/{name}": value for name, value in health.numbers.items()}
+            record |= {"health": health.colour, "health_reason": health.reason}
+            probes = "".join(f", {name} {value:.3f}" for name, value in numbers.items())
+            mark = self.coloured(health.colour, _COLOURS[health.colour])
+            self.say(f"health after epoch {epoch}: {mark}: {health.reason} ({health.shown}{probes})")
         self.write(record, step)
-
-    def _line(self, step: int, losses: Mapping[str, float], settings: StepSettings, wait: float, bad: int) -> str:
-        epoch = (step - 1) // self.schedules.steps_per_epoch + 1
-        parts = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "total" and value != 0)
-        skipped = f" | {bad} bad films skipped" if bad else ""
-        return (
-            f"epoch {epoch}/{self.config.training.epochs} step {step}/{self.steps} | "
-            f"loss {losses['total']:.3f} ({parts}) | lr {settings.learning_rate:.1e} | "
-            f"{self.images_per_second:.0f} images/s | {self.time_left} left | data wait {wait:.1%} | "
-            f"{self.peak_memory() / 2**30:.1f} GB{skipped}"
-        )
-
-    def _say_health(self, epoch: int, colour: str, reason: str, health: Health, found: Mapping[str, float]) -> None:
-        numbers = (
-            f"clusters in use {1 - health.dead_clusters:.0%}, rank {health.effective_rank:.0f}, "
-            f"agreement {health.agreement:.0%}, film dependence {health.image_dependence:.0%}, "
-            f"abnormal {health.abnormal_share:.0%}"
-        )
-        probes = "".join(f", {name} {value:.3f}" for name, value in found.items())
-        mark = self.coloured(colour, _COLOURS[colour])
-        self.say(f"health after epoch {epoch}: {mark}: {reason} ({numbers}{probes})")
 
 
 class TaskJournal(Journal):
-    """The numbers of a supervised run."""
+    """The journal of a run that learns from labels."""
 
-    def __init__(
-        self, out: Path, *, first_step: int, steps_per_epoch: int, epochs: int, films_per_step: int, main: bool
+    best = ""
+
+    def step(
+        self,
+        step: int,
+        losses: Mapping[str, float],
+        rates: Mapping[str, float],
+        norm: float,
+        waited: float,
+        bad: int,
     ) -> None:
-        super().__init__(
-            out, first_step=first_step, steps=epochs * steps_per_epoch, films_per_step=films_per_step, main=main
-        )
-        self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
-        self.name = f"{out.parent.name}/{out.name}"
-        self.best = ""
-
-    def update(self, step: int, losses: Mapping[str, float], rate: float, norm: float, waited: float, bad: int) -> None:
-        """Note one update; ``step`` counts the updates that are done."""
         self.steps_done = step
         if not self.main:
             return
         total, wait = sum(losses.values()), self.data_wait(waited)
-        record = {"step": step, "loss": total, **losses, "gradient_norm": norm, "learning_rate": rate}
+        record = {"step": step, "loss": total, **losses, "gradient_norm": norm, **rates}
         self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
         if self.line_is_due(step):
-            epoch = (step - 1) // self.steps_per_epoch + 1
-            skipped = f" | {bad} bad films skipped" if bad else ""
             self.show(
-                f"{self.name} epoch {epoch}/{self.epochs} step {step}/{self.steps} | loss {total:.3f}{self.best} | "
-                f"lr {rate:.1e} | {self.images_per_second:.0f} images/s | {self.time_left} left at most | "
-                f"data wait {wait:.1%}{skipped}"
+                f"{self.out.parent.name}/{self.out.name} epoch {(step - 1) // self.steps_per_epoch + 1}/{self.epochs} "
+                f"step {step}/{self.steps} | loss {total:.3f}{self.best} | lr {rates['learning_rate']:.1e} | "
+                f"{self.images_per_second:.0f} images/s | {self.time_left} left at most | "
+                f"data wait {wait:.1%}{_skipped(bad)}"
             )
 
     def epoch(self, step: int, epoch: int, metric: str, value: float, better: bool, stale: int) -> None:
@@ -268,3 +244,7 @@ class TaskJournal(Journal):
     def note_best(self, metric: str, value: float, epoch: int) -> None:
         """What the live line says from now on."""
         self.best = f" | best {metric} {value:.3f} (epoch {epoch})"
+
+
+def _skipped(bad: int) -> str:
+    return f" | {bad} bad films skipped" if bad else ""

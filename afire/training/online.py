@@ -16,15 +16,15 @@ from sklearn.preprocessing import StandardScaler
 from afire.data.pack import Films
 from afire.data.splits import Split, official_split, random_split
 from afire.errors import UserError
-from afire.methods.afire import AFiRe
-from afire.training.loop import EpochView
+from afire.methods.base import Method
+from afire.training.pretrain import EpochView
 
 _BATCH = 64
 _NEIGHBOURS = 20
 
 
 class OnlineProbe:
-    """An observer for the loop: every ``every`` epochs, AUC of k-NN and logistic regression on mean teacher tokens."""
+    """An observer for the loop: every ``every`` epochs, AUC of k-NN and logistic regression on mean tokens."""
 
     def __init__(self, films: Films, split: Split | None, every: int, most: int, seed: int) -> None:
         self.films, self.every = films, every
@@ -45,8 +45,8 @@ class OnlineProbe:
 
 
 @torch.no_grad()
-def mean_tokens(model: AFiRe, films: Films, rows: np.ndarray) -> np.ndarray:
-    """Representations (N, D): the mean teacher token of each film."""
+def mean_tokens(model: Method, films: Films, rows: np.ndarray) -> np.ndarray:
+    """Representations (N, D): the mean token of each film."""
     device = next(model.parameters()).device
     chunks = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
     means = [model.encode(films.batch(chunk).to(device)).mean(dim=1).float().cpu() for chunk in chunks]

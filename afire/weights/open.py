@@ -23,10 +23,10 @@ from afire.config import Config, load_config
 from afire.errors import UserError
 from afire.files import read_json
 from afire.methods.afire import AFiRe, Network
+from afire.methods.base import Method, Progress
 from afire.nn.layers import Normalise
 from afire.nn.vit import VisionTransformer, initialise
 from afire.training.checkpoint import MODEL, STATE, newest_checkpoint
-from afire.training.engine import Schedules
 from afire.training.run_folder import CONFIG
 from afire.weights.bundle import Bundle, component_file, is_bundle, join_components, open_bundle
 from afire.weights.files import load_encoder, read_tensors, tensor_hash
@@ -36,6 +36,7 @@ Loadable = TypeVar("Loadable", bound=nn.Module)
 logger = logging.getLogger("afire")
 RANDOM = "random"
 DETECTOR_SETTINGS = "detector.json"  # what makes a folder a fitted detector
+_BEHIND_ANY_WARM_UP = 10**6  # epochs
 SEED = "{seed}"  # in a path: each seed's own weights
 # What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
 _FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing")
@@ -230,7 +231,7 @@ class RunWeights(Weights):
         tensors = read_tensors(self.file)
         self._check(method.state_dict(), tensors)
         method.load_state_dict(tensors)
-        method.teacher_temperature = _teacher_temperature(method, self.file.parent / STATE)
+        _to_step(method, self.file.parent / STATE)
         return method, f"{len(tensors)} tensors of the whole model from {self._place}"
 
     def _check(self, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -306,16 +307,18 @@ def open_weights(
     return FileWeights(name, config, network, path, file)
 
 
-def start_from(source: str | Path) -> Callable[[AFiRe], None]:
+def start_from(source: str | Path) -> Callable[[Method], None]:
     """What gives all trunks of a method the weights of an encoder, before its first step.
 
     The weights are looked for now, so that a wrong path is seen before anything else is done.
     """
     file = open_weights(source).file
 
-    def start(method: AFiRe) -> None:
-        report = load_encoder(method.student.encoder, file)
-        method.teacher.encoder.load_state_dict(method.student.encoder.state_dict())
+    def start(method: Method) -> None:
+        first, *others = (method.trunk(network) for network in method.networks)
+        report = load_encoder(first, file)
+        for trunk in others:
+            trunk.load_state_dict(first.state_dict())
         if not dist.is_initialized() or dist.get_rank() == 0:
             logger.info("start from %s: %s", source, report.message())
 
@@ -440,11 +443,10 @@ def _misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
     return ""
 
 
-def _teacher_temperature(method: AFiRe, state_file: Path) -> float:
-    """tau_t at the checkpoint's step; where no step is known, that after the warm-up."""
-    losses = method.config.losses
-    if not state_file.exists():
-        return losses.teacher_temperature
-    state = read_json(state_file)
-    schedules = Schedules(method.config.training, losses, int(state["steps_per_epoch"]), 1)
-    return schedules.at(max(int(state["step"]) - 1, 0)).teacher_temperature
+def _to_step(method: Method, state_file: Path) -> None:
+    """Bring what a schedule moves (temperatures) to the checkpoint's step; to the end where no step is known."""
+    epochs, per_epoch, step = method.config.training.epochs, 1, _BEHIND_ANY_WARM_UP
+    if state_file.exists():
+        state = read_json(state_file)
+        per_epoch, step = int(state["steps_per_epoch"]), max(int(state["step"]) - 1, 0)
+    method.schedule(Progress(step, per_epoch * epochs, per_epoch))

@@ -35,7 +35,7 @@ def test_the_adaptation_is_adam_at_1e4_with_a_cosine(films: int) -> None:
     batch = config.training.batch_size
     assert config.seed == 5 and batch == min(64, films)
     assert config.training.weight_decay == config.training.weight_decay_end == 0, "AdamW without decay is Adam"
-    schedules = Schedules(config.training, config.losses, 10, batch)
+    schedules = Schedules(config.training, 10)
     rates = [schedules.at(step).learning_rate for step in range(10 * config.training.epochs)]
     assert rates[0] == pytest.approx(1e-4, rel=1e-6) and rates[-1] < 2e-6 and sorted(rates, reverse=True) == rates
 

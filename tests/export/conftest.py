@@ -50,7 +50,7 @@ def make_run(folder: Path, config: Config) -> Path:
     environment = {"afire": "0.1.0", "git": None, "packages": {"torch": "2"}, "command": ["afire", "/home/someone/x"]}
     (folder / "environment.json").write_text(json.dumps(environment))
     state = {"step": 5, "steps_per_epoch": 2}
-    save_checkpoint(folder, model, torch.optim.AdamW(model.parameters()), state, keep=1)
+    save_checkpoint(folder, model, [torch.optim.AdamW(model.parameters())], state, keep=1)
     return folder
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from afire.config import Config, load_config
 from afire.errors import UserError
 from afire.lesions.synthesis import token_labels
-from afire.methods.afire import AFiRe, count_parameters
-from afire.methods.equations import category_loss, restoration_loss, sinkhorn, structure_loss
+from afire.methods.afire import AFiRe
+from afire.methods.base import Losses, Progress, count_parameters
+from afire.methods.equations import Contrast, category_loss, restoration_loss, sinkhorn, structure_loss
 from afire.nn.vit import patchify
 
 
@@ -32,11 +33,29 @@ def batch(films: int = 4, views: int = 1, seed: int = 0, channels: int = 1) -> t
     return images, (images.repeat_interleave(views, 0) + mask).clamp(0, 1), mask
 
 
+def judge(model: AFiRe, images: Tensor, lesioned: Tensor, mask: Tensor) -> Losses:
+    return model.losses(model({"images": images, "lesioned": lesioned, "mask": mask}))
+
+
+def step(model: AFiRe, images: Tensor, lesioned: Tensor, mask: Tensor, momentum: float = 1.0) -> Losses:
+    """Losses of a step, and what follows it."""
+    losses = judge(model, images, lesioned, mask)
+    model.teacher_momentum = momentum
+    model.after_step(losses)
+    return losses
+
+
+def follow(model: AFiRe, momentum: float) -> None:
+    """The teacher's part of a step."""
+    model.teacher_momentum = momentum
+    model.after_step(Losses({}, torch.zeros(())))
+
+
 def test_losses_equal_the_parts_put_together_by_hand() -> None:
     settings = config("losses.structure=0.7", "losses.category=1.3", "losses.restoration=2")
     model = AFiRe(settings)
     images, lesioned, mask = batch(views=2)
-    losses = model(images, lesioned, mask)
+    losses = step(model, images, lesioned, mask)
 
     def film(pixels: Tensor) -> Tensor:
         return (pixels - pixels.mean((1, 2, 3), keepdim=True)) / pixels.std((1, 2, 3), correction=0, keepdim=True)
@@ -48,24 +67,23 @@ def test_losses_equal_the_parts_put_together_by_hand() -> None:
     assignments = sinkhorn(teacher_logits.reshape(-1, 16), model.teacher_temperature, 3).view(4, 16, 16)
     prototypes = assignments.mean(0)
     target = patchify(film(images), 16).repeat_interleave(2, 0)
+    contrast = Contrast(log_q, abnormal, prototypes, temperature=1.0, similarity="corrected")
     expected = {
-        "structure": structure_loss(log_q, abnormal, prototypes, 1.0),
-        "category": category_loss(log_q, abnormal, prototypes, 1.0),
-        "restoration": restoration_loss(model.decoder(tokens, abnormal), target, abnormal, 4.0),
+        "structure": structure_loss(contrast),
+        "category": category_loss(contrast),
+        "restoration": restoration_loss(model.decoder(tokens, abnormal), target, abnormal, abnormal_weight=4.0),
         "lesion": torch.nn.functional.binary_cross_entropy_with_logits(
             model.lesion_classifier(tokens)[..., 0], abnormal.float()
         ),
     }
     for name, value in expected.items():
-        torch.testing.assert_close(getattr(losses, name), value, msg=name)
-    total = 0.7 * losses.structure + 1.3 * losses.category + 2 * losses.restoration + 0.5 * losses.lesion
+        torch.testing.assert_close(losses[name], value, msg=name)
+    weights = {"structure": 0.7, "category": 1.3, "restoration": 2, "lesion": 0.5}
+    total = sum(weight * losses[name] for name, weight in weights.items())
     torch.testing.assert_close(losses.total, total)
     torch.testing.assert_close(model.prototypes, prototypes)
-    torch.testing.assert_close(losses.diagnostics["teacher_mean"], prototypes)
-    torch.testing.assert_close(losses.diagnostics["student_mean"], log_q.exp().mean(0))
-    torch.testing.assert_close(losses.diagnostics["student_entropy"], -(log_q.exp() * log_q).sum(-1).mean())
     assert losses.as_floats()["total"] == losses.total.item()
-    assert not any(value.requires_grad for value in losses.diagnostics.values())
+    assert not any(value.requires_grad for value in losses.pending.values())
 
 
 VARIANTS = [
@@ -90,7 +108,7 @@ VARIANTS = [
 def test_every_trained_parameter_has_a_gradient_and_no_teacher_one(overrides: tuple[str, ...], lesions: bool) -> None:
     model = AFiRe(config(*overrides)).train()
     images, lesioned, mask = batch()
-    losses = model(images, lesioned, mask) if lesions else model(images, images, torch.zeros_like(mask))
+    losses = judge(model, images, *((lesioned, mask) if lesions else (images, torch.zeros_like(mask))))
     assert torch.isfinite(losses.total)
     losses.total.backward()
     for name, parameter in model.named_parameters():
@@ -106,8 +124,8 @@ def test_every_trained_parameter_has_a_gradient_and_no_teacher_one(overrides: tu
 def test_what_is_switched_off_does_not_exist() -> None:
     model = AFiRe(config("losses.restoration=0", "losses.structure=0", "losses.category=0"))
     assert model.decoder is None and model.bank is None and model.student.head is None and model.teacher.head is None
-    losses = model(*batch())
-    assert losses.structure == losses.category == losses.restoration == 0 and losses.lesion > 0
+    losses = judge(model, *batch())
+    assert losses["structure"] == losses["category"] == losses["restoration"] == 0 and losses["lesion"] > 0
     images = batch()[0]
     for call in (model.restore, model.assign):
         with pytest.raises(UserError, match=r"has no (decoder|head)"):
@@ -123,8 +141,9 @@ def test_what_is_switched_off_does_not_exist() -> None:
 def test_without_memory_the_target_is_the_batch_of_the_step() -> None:
     with_memory, without = AFiRe(config()), AFiRe(config("prototypes.enabled=false"))
     first, second = batch(seed=1), batch(seed=2)
-    torch.testing.assert_close(with_memory(*first).structure, without(*first).structure)  # the first mean is C itself
-    assert not torch.allclose(with_memory(*second).structure, without(*second).structure)
+    # The first mean is C itself.
+    torch.testing.assert_close(step(with_memory, *first)["structure"], step(without, *first)["structure"])
+    assert not torch.allclose(judge(with_memory, *second)["structure"], judge(without, *second)["structure"])
 
 
 def test_views_of_a_film_share_its_teacher_forward() -> None:
@@ -132,11 +151,12 @@ def test_views_of_a_film_share_its_teacher_forward() -> None:
     sizes: list[int] = []
     model.teacher.encoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     images, lesioned, mask = batch(films=3, views=4)
-    losses = model(images, lesioned, mask)
+    losses = judge(model, images, lesioned, mask)
     assert sizes == [3]
-    repeated = AFiRe(config())(images.repeat_interleave(4, 0), lesioned, mask)
-    torch.testing.assert_close(losses.restoration, repeated.restoration)
-    torch.testing.assert_close(losses.structure, repeated.structure, rtol=1e-3, atol=1e-4)  # Sinkhorn saw each 4 times
+    repeated = judge(AFiRe(config()), images.repeat_interleave(4, 0), lesioned, mask)
+    torch.testing.assert_close(losses["restoration"], repeated["restoration"])
+    # Sinkhorn saw each 4 times.
+    torch.testing.assert_close(losses["structure"], repeated["structure"], rtol=1e-3, atol=1e-4)
 
 
 def test_the_teacher_follows_the_student_and_stays_in_evaluation_mode() -> None:
@@ -147,27 +167,32 @@ def test_the_teacher_follows_the_student_and_stays_in_evaluation_mode() -> None:
     with torch.no_grad():
         for parameter in model.student.parameters():
             parameter += 1
-    model.update_teacher(0.9)
+    follow(model, 0.9)
     after = dict(model.teacher.named_parameters())
     for name, old in before.named_parameters():
         torch.testing.assert_close(after[name], old + 0.1)
     assert torch.equal(model.teacher.encoder.pos_embed, before.encoder.pos_embed)
-    model.update_teacher(1.0)
+    follow(model, 1.0)
     assert torch.equal(after["encoder.cls_token"], model.teacher.encoder.cls_token)
-    model.update_teacher(0.0)
+    follow(model, 0.0)
     assert torch.equal(model.student.encoder.cls_token, model.teacher.encoder.cls_token)
 
 
-def test_prototypes_move_in_training_only() -> None:
+def test_prototypes_move_in_training_only_and_only_after_the_step() -> None:
     model = AFiRe(config())
-    model(*batch(seed=1))
+    judge(model, *batch(seed=1))
+    assert model.bank.steps == 0 and torch.equal(model.prototypes, torch.full((16, 16), 1 / 16))  # no side effect
+    step(model, *batch(seed=1))
     first = model.prototypes.clone()
     model.eval()
-    model(*batch(seed=2))
-    assert torch.equal(model.prototypes, first) and model.bank.steps == 1
+    losses = step(model, *batch(seed=2))
+    assert torch.equal(model.prototypes, first) and model.bank.steps == 1 and not losses.pending
     model.train()
-    losses = model(*batch(seed=2))
-    torch.testing.assert_close(model.prototypes, 0.75 * first + 0.25 * losses.diagnostics["teacher_mean"])
+    losses = judge(model, *batch(seed=2))
+    mean = (losses.pending["prototypes"] - 0.75 * first) / 0.25
+    torch.testing.assert_close(mean.sum(-1), torch.ones(16))
+    model.after_step(losses)
+    assert torch.equal(model.prototypes, losses.pending["prototypes"]) and model.bank.steps == 2
     torch.testing.assert_close(model.prototypes.sum(-1), torch.ones(16))
 
 
@@ -175,12 +200,12 @@ def test_state_goes_through_a_file_and_back(tmp_path) -> None:  # type: ignore[n
     from safetensors.torch import load_file, save_file
 
     model = AFiRe(config("head.form=per_position"))
-    model(*batch())
+    step(model, *batch())
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     other = AFiRe(config("head.form=per_position", "seed=5"))
     other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     model.eval(), other.eval()
-    assert torch.equal(model(*batch(seed=3)).total, other(*batch(seed=3)).total)
+    assert torch.equal(judge(model, *batch(seed=3)).total, judge(other, *batch(seed=3)).total)
 
 
 def test_weights_follow_the_seed() -> None:
@@ -196,14 +221,14 @@ def test_weights_follow_the_seed() -> None:
 
 
 def test_bfloat16_autocast_agrees_with_float32() -> None:
-    reference = AFiRe(config())(*batch())
+    reference = judge(AFiRe(config()), *batch())
     model = AFiRe(config())
     with torch.autocast("cpu", torch.bfloat16):
-        losses = model(*batch())
+        losses = step(model, *batch())
     losses.total.backward()
     assert losses.total.dtype == torch.float32
     for name in ("structure", "category", "restoration", "lesion"):
-        torch.testing.assert_close(getattr(losses, name), getattr(reference, name), rtol=0.1, atol=0.02)
+        torch.testing.assert_close(losses[name], reference[name], rtol=0.1, atol=0.02)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.requires_grad)
     torch.testing.assert_close(model.prototypes.sum(-1), torch.ones(16))
 
@@ -238,19 +263,19 @@ def test_normalised_patches_become_the_picture_again(normalise: str, channels: i
         pixels = model.normalise(images)
         torch.testing.assert_close(pixels.mean((1, 2, 3)), torch.zeros(4), atol=1e-5, rtol=0)
         torch.testing.assert_close(pixels.std((1, 2, 3), correction=0), torch.ones(4))
-    assert torch.isfinite(model(images, lesioned, mask).total)
+    assert torch.isfinite(judge(model, images, lesioned, mask).total)
 
 
 def test_a_blank_film_gives_no_nan() -> None:
     images, _, mask = batch()
     blank = torch.full_like(images, 0.5)
-    losses = AFiRe(config())(blank, (blank + mask).clamp(0, 1), mask)
+    losses = judge(AFiRe(config()), blank, (blank + mask).clamp(0, 1), mask)
     losses.total.backward()
     assert torch.isfinite(losses.total)
 
 
 def test_mistakes_are_told_in_words() -> None:
-    model = AFiRe(config())
+    model = AFiRe(config("run.check_images=true"))
     images, lesioned, mask = batch()
     cases = [
         ((images * 255, lesioned, mask), r"images lie between .* should lie in \[0, 1\]"),
@@ -265,7 +290,7 @@ def test_mistakes_are_told_in_words() -> None:
     ]
     for arguments, words in cases:
         with pytest.raises(UserError, match=words):
-            model(*arguments)
+            judge(model, *arguments)
 
 
 def test_parameters_are_counted() -> None:
@@ -273,7 +298,21 @@ def test_parameters_are_counted() -> None:
     counts = count_parameters(model)
     assert counts["student.encoder"] == counts["teacher.encoder"]
     assert counts["trained"] == counts["student.encoder"] + counts["student.head"] + counts["decoder"] + 65
-    assert [parameter.shape for parameter in model.last_layer_parameters()] == [(16, 32)]
+
+
+def test_cluster_directions_keep_still_in_the_first_epochs() -> None:
+    model = AFiRe(config("training.freeze_last_layer_epochs=1"))
+    assert [parameter.shape for parameter in model.frozen(Progress(4, 30, 5))] == [(16, 32)]
+    assert not [*model.frozen(Progress(5, 30, 5))]
+
+
+def test_the_schedule_of_the_teacher() -> None:
+    model = AFiRe(config("losses.teacher_temperature_epochs=2", "training.teacher_momentum=0.9"))
+    first, middle, last = (model.schedule(Progress(at, 31, 10)) for at in (0, 10, 30))
+    assert first == {"teacher_momentum": pytest.approx(0.9), "teacher_temperature": pytest.approx(0.04)}
+    assert middle["teacher_temperature"] == pytest.approx(0.055)
+    assert last == {"teacher_momentum": 1.0, "teacher_temperature": pytest.approx(0.07)}
+    assert model.teacher_temperature == last["teacher_temperature"] and model.teacher_momentum == 1.0
 
 
 @pytest.mark.parametrize("form", ["shared", "per_position"])
@@ -281,12 +320,13 @@ def test_thirty_steps_lower_the_loss(form: str) -> None:
     model = AFiRe(config(f"head.form={form}"))
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-3)
     totals = []
-    for step in range(30):
-        losses = model(*batch(films=8, seed=step % 3))
+    model.teacher_momentum = 0.95
+    for number in range(30):
+        losses = judge(model, *batch(films=8, seed=number % 3))
         optimiser.zero_grad()
         losses.total.backward()
         optimiser.step()
-        model.update_teacher(0.95)
+        model.after_step(losses)
         totals.append(losses.as_floats())
     for name in ("total", "structure", "restoration", "lesion"):
         first, last = (sum(row[name] for row in rows) / 3 for rows in (totals[:3], totals[-3:]))

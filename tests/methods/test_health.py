@@ -1,4 +1,4 @@
-"""Health: each number against a case where its value is known, each verdict against its collapse."""
+"""TokenHealth: each number against a case where its value is known, each verdict against its collapse."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from afire.methods.health import Health, effective_rank, image_dependence, measure
+from afire.methods.health import TokenHealth, effective_rank, image_dependence, measure
 
-GOOD = Health(
+GOOD = TokenHealth(
     prototype_entropy=0.5,
     usage_entropy=0.95,
     dead_clusters=0.0,
@@ -90,5 +90,5 @@ def test_measure_on_known_assignments() -> None:
     ],
 )
 def test_verdicts(change: dict[str, float], colour: str, words: str) -> None:
-    found, reason = Health(**{**GOOD.as_dict(), **change}).verdict()
+    found, reason = TokenHealth(**{**GOOD.report().numbers, **change}).verdict()
     assert found == colour and words in reason

@@ -11,7 +11,44 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from afire.methods import equations as losses_module
-from afire.methods.equations import category_loss, lesion_loss, restoration_loss, structure_loss, surprise, token_losses
+from afire.methods.equations import Contrast, lesion_loss, surprise
+from afire.methods.equations import category_loss as category_of
+from afire.methods.equations import restoration_loss as restoration_of
+from afire.methods.equations import structure_loss as structure_of
+
+
+def structure_loss(q: Tensor, abnormal: Tensor, c: Tensor, tau: float = 0.1, similarity: str = "corrected") -> Tensor:
+    return structure_of(Contrast(q, abnormal, c, temperature=tau, similarity=similarity))  # type: ignore[arg-type]
+
+
+def category_loss(
+    q: Tensor,
+    abnormal: Tensor,
+    c: Tensor,
+    tau: float = 0.1,
+    similarity: str = "corrected",
+    abnormal_consistency: bool = False,
+) -> Tensor:
+    contrast = Contrast(q, abnormal, c, temperature=tau, similarity=similarity)  # type: ignore[arg-type]
+    return category_of(contrast, abnormal_consistency=abnormal_consistency)
+
+
+def token_losses(
+    q: Tensor,
+    abnormal: Tensor,
+    c: Tensor,
+    tau: float = 0.1,
+    similarity: str = "corrected",
+    abnormal_consistency: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Both from one contrast, as training does."""
+    contrast = Contrast(q, abnormal, c, temperature=tau, similarity=similarity)  # type: ignore[arg-type]
+    structure = structure_of(contrast)
+    return structure, category_of(contrast, abnormal_consistency=abnormal_consistency)
+
+
+def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, abnormal_weight: float = 4.0) -> Tensor:
+    return restoration_of(restored, target, abnormal, abnormal_weight=abnormal_weight)
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -8,11 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from afire.methods.equations import PrototypeBank, position_mean, sinkhorn
+from afire.methods.afire import PrototypeBank
+from afire.methods.equations import position_mean, sinkhorn
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def update(bank: PrototypeBank, mean: Tensor) -> Tensor:
+    """A step of the bank; the prototypes it leaves."""
+    before, moved = bank.prototypes.clone(), bank.moved(mean)
+    assert torch.equal(bank.prototypes, before)  # nothing is stored yet
+    bank.store(moved)
+    return bank.prototypes
 
 
 def reference(logits: Tensor, temperature: float, iterations: int) -> Tensor:
@@ -56,11 +65,11 @@ def test_rows_sum_to_one_whatever_the_logits(N: int, K: int, seed: int, scale: f
 
 def test_a_cluster_out_of_reach_and_equal_logits() -> None:
     logits = torch.zeros(50, 3)
-    torch.testing.assert_close(sinkhorn(logits), torch.full((50, 3), 1 / 3))
+    torch.testing.assert_close(sinkhorn(logits, 0.05, 3), torch.full((50, 3), 1 / 3))
     logits[:, 0] = -1e6  # every token shuns it alike: balancing brings it back
-    torch.testing.assert_close(sinkhorn(logits), torch.full((50, 3), 1 / 3))
+    torch.testing.assert_close(sinkhorn(logits, 0.05, 3), torch.full((50, 3), 1 / 3))
     logits[0, 0] = 0  # now one token alone can take it
-    probs = sinkhorn(logits, iterations=50)
+    probs = sinkhorn(logits, 0.05, 50)
     assert torch.isfinite(probs).all()
     torch.testing.assert_close(probs[0], torch.tensor([1.0, 0.0, 0.0]))
 
@@ -69,17 +78,17 @@ def test_gives_float32_from_bfloat16_and_leaves_its_input_alone() -> None:
     logits = draw(20, 4).bfloat16()
     before = logits.clone()
     with torch.autocast("cpu", torch.bfloat16):
-        probs = sinkhorn(logits.requires_grad_())
+        probs = sinkhorn(logits.requires_grad_(), 0.05, 3)
     assert probs.dtype == torch.float32 and not probs.requires_grad
     assert torch.equal(logits, before)
     with pytest.raises(ValueError, match="at least one iteration"):
-        sinkhorn(logits, iterations=0)
+        sinkhorn(logits, 0.05, 0)
 
 
 def test_float32_input_is_not_overwritten() -> None:
     logits = draw(20, 4)
     before = logits.clone()
-    sinkhorn(logits, temperature=1.0)
+    sinkhorn(logits, 1.0, 3)
     assert torch.equal(logits, before)
 
 
@@ -88,24 +97,24 @@ def test_prototypes_move_as_the_momentum_says() -> None:
     torch.testing.assert_close(bank.prototypes.sum(1), torch.ones(6))
     means = [position_mean(torch.softmax(draw(4, 6, 5, seed=seed), -1)) for seed in range(3)]
     expected = means[0]
-    torch.testing.assert_close(bank.update(means[0]), expected, rtol=0, atol=0)
+    torch.testing.assert_close(update(bank, means[0]), expected, rtol=0, atol=0)
     for mean in means[1:]:
         expected = 0.75 * expected + 0.25 * mean
-        torch.testing.assert_close(bank.update(mean), expected)
+        torch.testing.assert_close(update(bank, mean), expected)
     assert bank.steps == 3
 
 
 def test_rows_sum_to_one_after_many_steps() -> None:
-    bank = PrototypeBank(3, 7)
+    bank = PrototypeBank(3, 7, momentum=0.75)
     for seed in range(500):
-        bank.update(sinkhorn(draw(3, 7, seed=seed), 0.1))
+        update(bank, sinkhorn(draw(3, 7, seed=seed), 0.1, 3))
     torch.testing.assert_close(bank.prototypes.sum(1), torch.ones(3), rtol=0, atol=1e-5)
 
 
 def test_saved_and_restored_with_its_count() -> None:
-    bank, other = PrototypeBank(3, 4), PrototypeBank(3, 4)
-    bank.update(torch.softmax(draw(3, 4), -1))
+    bank, other = PrototypeBank(3, 4, momentum=0.75), PrototypeBank(3, 4, momentum=0.75)
+    update(bank, torch.softmax(draw(3, 4), -1))
     other.load_state_dict(bank.state_dict())
     mean = torch.softmax(draw(3, 4, seed=1), -1)
-    assert torch.equal(bank.update(mean), other.update(mean))
+    assert torch.equal(update(bank, mean), update(other, mean))
     assert not list(bank.parameters())

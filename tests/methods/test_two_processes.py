@@ -47,18 +47,19 @@ def train(model: torch.nn.Module, bare: AFiRe, share: slice) -> dict[str, Tensor
     for step in range(STEPS):
         images, lesioned, mask = batch(step)
         views = slice(share.start * VIEWS, share.stop * VIEWS)
-        losses = model(images[share], lesioned[views], mask[views])
+        losses = bare.losses(model({"images": images[share], "lesioned": lesioned[views], "mask": mask[views]}))
         optimiser.zero_grad()
         losses.total.backward()
-        for name in ("structure", "category", "restoration", "lesion", "total"):
-            result[f"{step} loss {name}"] = getattr(losses, name).detach()
+        for name, value in {**losses.terms, "total": losses.total}.items():
+            result[f"{step} loss {name}"] = value.detach()
         for name, parameter in bare.named_parameters():
             if parameter.grad is not None:
                 result[f"{step} gradient {name}"] = parameter.grad.clone()
+        optimiser.step()
+        bare.teacher_momentum = 0.5
+        bare.after_step(losses)
         if bare.bank is not None:
             result[f"{step} prototypes"] = bare.prototypes.clone()
-        optimiser.step()
-        bare.update_teacher(0.5)
     return result
 
 

@@ -184,19 +184,23 @@ def test_gradient_checkpointing_changes_nothing(drop_path: float) -> None:
     results = []
     for checkpointing in (False, True):
         vit = make(gradient_checkpointing=checkpointing, drop_path=drop_path).train()
-        out = vit(noise(4, 1, 32, 32), torch.Generator().manual_seed(3))
+        out = vit(noise(4, 1, 32, 32), depth(4, 3))
         out.square().sum().backward()
         results.append((out.detach(), vit.blocks[0].mlp.fc1.weight.grad))
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_stochastic_depth_follows_its_generator_and_keeps_the_mean() -> None:
+def depth(images: int, seed: int) -> Tensor:
+    return torch.rand(images, 3, 2, generator=torch.Generator().manual_seed(seed))
+
+
+def test_stochastic_depth_follows_its_numbers_and_keeps_the_mean() -> None:
     vit = make(drop_path=0.4).train()
     images = noise(1, 1, 32, 32).expand(3, -1, -1, -1)
-    first, again, other = (vit(images, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, again, other = (vit(images, depth(3, seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(vit.eval()(images), make()(images))  # off outside training
-    scales = vit.train()._draw_depth(torch.zeros(4000, 1, 1), torch.Generator().manual_seed(0))
+    scales = vit.train()._depth_scales(torch.zeros(4000, 1, 1), depth(4000, 0))
     assert scales is not None and scales[0].min() == 1  # the first block is never dropped
     assert abs(scales[-1].mean().item() - 1) < 0.05
     assert abs((scales[-1] == 0).float().mean().item() - 0.4) < 0.03
@@ -207,3 +211,22 @@ def test_initial_weights_follow_the_generator() -> None:
     assert not torch.equal(make(1).blocks[0].attn.qkv.weight, make(2).blocks[0].attn.qkv.weight)
     weight = make(width=240, depth=1).blocks[0].attn.proj.weight
     assert weight.abs().max() <= (6 / 480) ** 0.5 and weight.std() > 0.06  # Xavier-uniform
+
+
+def test_a_film_is_dropped_alike_in_any_batch() -> None:
+    vit = make(drop_path=0.5).train()
+    images, numbers = noise(4, 1, 32, 32), depth(4, 1)
+    torch.testing.assert_close(vit(images, numbers)[2:], vit(images[2:], numbers[2:]))
+
+
+def test_kept_patches_keep_their_places() -> None:
+    vit = make().eval()
+    images = noise(2, 1, 32, 32)
+    everything = torch.arange(vit.grid[0] * vit.grid[1]).expand(2, -1)
+    torch.testing.assert_close(vit(images, keep=everything), vit(images))
+    kept = torch.tensor([[0, 3], [1, 2]])
+    tokens = vit(images, keep=kept)
+    assert tokens.shape == (2, 3, vit.width)
+    embedded = vit._embed(images, None)
+    for film in range(2):
+        assert torch.equal(vit._embed(images, kept)[film, 1:], embedded[film, 1 + kept[film]])

@@ -18,12 +18,12 @@ def films(count: int = 4, size: int = 24) -> torch.Tensor:
 
 
 def test_nothing_asked_changes_nothing() -> None:
-    maps = draw_warps(AugmentConfig(**NOTHING), 24, seed=0, step=5, rows=ROWS)
+    maps = draw_warps(AugmentConfig(**NOTHING), 24, seed=0, step=5, draws=ROWS)
     torch.testing.assert_close(warp_films(films(), maps), films(), atol=1e-5, rtol=0)
 
 
 def test_a_mirror_is_a_mirror() -> None:
-    maps = draw_warps(AugmentConfig(**{**NOTHING, "flip": 1.0}), 24, seed=0, step=5, rows=ROWS)
+    maps = draw_warps(AugmentConfig(**{**NOTHING, "flip": 1.0}), 24, seed=0, step=5, draws=ROWS)
     torch.testing.assert_close(warp_films(films(), maps), films().flip(-1), atol=1e-5, rtol=0)
 
 
@@ -31,7 +31,7 @@ def test_a_crop_is_a_piece_of_the_film_at_full_size() -> None:
     """A ramp from left to right stays a ramp, with the slope of the enlargement and inside the film's values."""
     size = 64
     ramp = (torch.arange(size) / (size - 1)).expand(50, 1, size, size).contiguous()
-    maps = draw_warps(AugmentConfig(**{**NOTHING, "crop_min": 0.25}), size, seed=3, step=0, rows=np.arange(50))
+    maps = draw_warps(AugmentConfig(**{**NOTHING, "crop_min": 0.25}), size, seed=3, step=0, draws=np.arange(50))
     row = warp_films(ramp, maps)[:, 0, size // 2, 2:-2]
     slope = (row[:, -1] - row[:, 0]) / (row.shape[1] - 1) * (size - 1)
     assert (slope > 0.49).all() and (slope < 1.01).all() and slope.std() > 0.1
@@ -40,20 +40,20 @@ def test_a_crop_is_a_piece_of_the_film_at_full_size() -> None:
 
 def test_a_film_is_changed_alike_in_any_batch_and_otherwise_in_any_step_and_seed() -> None:
     config = AugmentConfig()
-    together = draw_warps(config, 24, seed=0, step=5, rows=ROWS)
-    alone = torch.cat([draw_warps(config, 24, seed=0, step=5, rows=ROWS[i : i + 1]) for i in (2, 0, 3, 1)])
+    together = draw_warps(config, 24, seed=0, step=5, draws=ROWS)
+    alone = torch.cat([draw_warps(config, 24, seed=0, step=5, draws=ROWS[i : i + 1]) for i in (2, 0, 3, 1)])
     assert torch.equal(together[[2, 0, 3, 1]], alone)
     for other in (
-        draw_warps(config, 24, seed=0, step=6, rows=ROWS),
-        draw_warps(config, 24, seed=1, step=5, rows=ROWS),
-        draw_warps(config, 24, seed=0, step=5, rows=ROWS + 1),
+        draw_warps(config, 24, seed=0, step=6, draws=ROWS),
+        draw_warps(config, 24, seed=1, step=5, draws=ROWS),
+        draw_warps(config, 24, seed=0, step=5, draws=ROWS + 1),
     ):
         assert not torch.isclose(together, other).all(dim=(1, 2)).any()
 
 
 def test_settings_bound_what_happens() -> None:
     config = AugmentConfig(crop_min=0.5, stretch=1.5, rotation=20, flip=0.3)
-    maps = draw_warps(config, 64, seed=2, step=0, rows=np.arange(4000)).double()
+    maps = draw_warps(config, 64, seed=2, step=0, draws=np.arange(4000)).double()
     linear = maps[:, :, :2]
     area = 1 / torch.linalg.det(linear).abs()
     assert 0.49 < area.min() < 0.53 and 0.97 < area.max() <= 1.0001
@@ -68,7 +68,7 @@ def test_a_mask_goes_where_its_film_goes() -> None:
     size = 48
     mask = torch.zeros(60, 1, size, size)
     mask[:, :, 10:30, 18:40] = 1
-    maps = draw_warps(AugmentConfig(), size, seed=0, step=1, rows=np.arange(60))
+    maps = draw_warps(AugmentConfig(), size, seed=0, step=1, draws=np.arange(60))
     film, moved = warp_films(mask, maps), warp_masks(mask, maps)
     assert set(moved.unique().tolist()) == {0.0, 1.0}
     differ = ((film > 0.5) != (moved > 0.5)).float().mean().item()

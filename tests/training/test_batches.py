@@ -14,30 +14,45 @@ from afire.training.batches import Plan, Prefetcher
 ROWS = np.arange(0, 60, 2)
 
 
+def rows_of(plan: Plan, step: int) -> list[np.ndarray]:
+    return [rows for rows, _ in plan.share(step)]
+
+
+def test_a_film_that_comes_twice_in_a_batch_is_two_draws() -> None:
+    plan = Plan(np.arange(5), seed=0, batch_size=8, passes=4)
+    ((rows, draws),) = plan.share(0)
+    assert len(set(rows)) == 5 and len(set(draws)) == 8
+    assert (draws % 5 == rows).all()
+    ((rows, draws),) = Plan(np.arange(8), seed=0, batch_size=8, passes=3).share(1)
+    assert len(set(rows)) == 8 and np.array_equal(rows, draws)  # a pass has every film once
+    halves = [Plan(np.arange(5), 0, 8, world=2, rank=rank, passes=4).share(0)[0][1] for rank in (0, 1)]
+    assert np.array_equal(np.concatenate(halves), plan.share(0)[0][1])
+
+
 def test_processes_share_the_global_batch() -> None:
     one = Plan(ROWS, seed=1, batch_size=8)
-    two = [Plan(ROWS, seed=1, batch_size=4, world=2, rank=rank) for rank in (0, 1)]
+    two = [Plan(ROWS, seed=1, batch_size=8, world=2, rank=rank) for rank in (0, 1)]
     assert one.steps_per_epoch == two[0].steps_per_epoch == 3
     for step in range(7):
-        together = np.concatenate([plan.batch_rows(step)[0] for plan in two])
-        assert np.array_equal(one.batch_rows(step)[0], together)
+        together = np.concatenate([rows_of(plan, step)[0] for plan in two])
+        assert np.array_equal(rows_of(one, step)[0], together)
 
 
 def test_accumulated_parts_are_consecutive_batches() -> None:
-    one, two = Plan(ROWS, 1, batch_size=8), Plan(ROWS, 1, batch_size=4, accumulate=2)
-    assert np.array_equal(one.batch_rows(1)[0], np.concatenate(two.batch_rows(1)))
+    one, two = Plan(ROWS, 1, batch_size=8), Plan(ROWS, 1, batch_size=8, accumulate=2)
+    assert np.array_equal(rows_of(one, 1)[0], np.concatenate(rows_of(two, 1)))
 
 
 def test_an_epoch_uses_each_film_at_most_once_and_epochs_differ() -> None:
     plan = Plan(ROWS, seed=1, batch_size=8)
-    first, second = (np.concatenate([plan.batch_rows(e * 3 + s)[0] for s in range(3)]) for e in (0, 1))
+    first, second = (np.concatenate([rows_of(plan, e * 3 + s)[0] for s in range(3)]) for e in (0, 1))
     assert len(set(first)) == 24 and set(first) <= set(ROWS) and not np.array_equal(first, second)
-    assert not np.array_equal(first, np.concatenate([Plan(ROWS, 2, 8).batch_rows(s)[0] for s in range(3)]))
+    assert not np.array_equal(first, np.concatenate([rows_of(Plan(ROWS, 2, 8), s)[0] for s in range(3)]))
 
 
-def test_too_few_films_is_a_sentence() -> None:
-    with pytest.raises(UserError, match=r"30 films are fewer than one step of 64 .*lower training\.batch_size"):
-        Plan(ROWS, seed=1, batch_size=32, world=2)
+def test_too_few_films_is_a_message() -> None:
+    with pytest.raises(UserError, match=r"30 films are fewer than one batch of 64; lower training\.batch_size"):
+        Plan(ROWS, seed=1, batch_size=64, world=2)
 
 
 def test_batches_come_in_order_and_hold_the_films(packed: Path) -> None:
@@ -47,7 +62,7 @@ def test_batches_come_in_order_and_hold_the_films(packed: Path) -> None:
     seen = list(reader)
     assert len(seen) == 7
     for step, (batch,) in enumerate(seen, start=2):
-        assert np.array_equal(batch.rows, plan.batch_rows(step)[0])
+        assert np.array_equal(batch.rows, rows_of(plan, step)[0])
         assert (films.to_unit(batch.raw) == films.batch(batch.rows)).all()
     reader.close()
 

@@ -29,14 +29,14 @@ def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
 
 def test_what_is_restored_trains_on_bit_by_bit(tmp_path: Path) -> None:
     model, optimizer = trained()
-    save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=2)
+    save_checkpoint(tmp_path, model, [optimizer], {"step": 2}, keep=2)
     other_file = tmp_path / "other"
     other_file.touch()
     assert {path.stat().st_mode for path in tmp_path.glob("checkpoints/*/*")} == {other_file.stat().st_mode}
     other, other_optimizer = trained(0)
     checkpoint = newest_checkpoint(tmp_path)
     assert checkpoint is not None and checkpoint.step == 2
-    restore(checkpoint, other, other_optimizer)
+    restore(checkpoint, other, [other_optimizer])
     batch = torch.randn(5, 3)
     for network, optim in ((model, optimizer), (other, other_optimizer)):
         optim.zero_grad()
@@ -48,15 +48,30 @@ def test_what_is_restored_trains_on_bit_by_bit(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     model, optimizer = trained()
     for step in (1, 2, 10):
-        save_checkpoint(tmp_path, model, optimizer, {"step": step}, keep=2)
+        save_checkpoint(tmp_path, model, [optimizer], {"step": step}, keep=2)
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-00000002", "step-00000010"]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "no state", "no model"])
+def test_a_truncated_checkpoint_never_pushes_out_a_whole_one(tmp_path: Path, damage: str) -> None:
+    model, optimizer = trained()
+    newest = save_checkpoint(tmp_path, model, [optimizer], {"step": 9}, keep=1)
+    if damage == "truncate":
+        weights = newest / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-5])
+    else:
+        (newest / ("state.json" if damage == "no state" else "model.safetensors")).unlink()
+    for step in (5, 6):  # the run went on from an older checkpoint
+        save_checkpoint(tmp_path, model, [optimizer], {"step": step}, keep=1)
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+    assert newest_checkpoint(tmp_path) is not None
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "torn state", "no model"])
 def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = trained()
-    save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=5)
-    newest = save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=5)
+    save_checkpoint(tmp_path, model, [optimizer], {"step": 1}, keep=5)
+    newest = save_checkpoint(tmp_path, model, [optimizer], {"step": 2}, keep=5)
     weights = newest / "model.safetensors"
     if damage == "truncate":
         weights.write_bytes(weights.read_bytes()[:-5])
@@ -76,7 +91,7 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: p
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = trained()
-    save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=1)
+    save_checkpoint(tmp_path, model, [optimizer], {"step": 1}, keep=1)
 
     def full(tensors: object, path: Path) -> None:
         Path(path).write_bytes(b"half")
@@ -84,7 +99,7 @@ def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(tmp_path: Path, mon
 
     monkeypatch.setattr(module, "save_file", full)
     with pytest.raises(UserError, match=r"No space left on device; step-00000001 is whole"):
-        save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=1)
+        save_checkpoint(tmp_path, model, [optimizer], {"step": 2}, keep=1)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000001"]
     assert read_checkpoint(tmp_path / "checkpoints/step-00000001").step == 1
 
@@ -94,14 +109,14 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     model, optimizer = trained()
     (tmp_path / "checkpoints").mkdir(mode=0o500)
     with pytest.raises(UserError, match="cannot write the checkpoint"):
-        save_checkpoint(tmp_path, model, optimizer, {"step": 2}, keep=1)
+        save_checkpoint(tmp_path, model, [optimizer], {"step": 2}, keep=1)
 
 
 def test_another_architecture_is_a_sentence(tmp_path: Path, smallest: Callable[..., Config]) -> None:
     model, optimizer = trained()
-    save_checkpoint(tmp_path, model, optimizer, {"step": 1}, keep=1)
+    save_checkpoint(tmp_path, model, [optimizer], {"step": 1}, keep=1)
     other = AFiRe(smallest())
     found = newest_checkpoint(tmp_path)
     assert found is not None
     with pytest.raises(UserError, match="does not fit this model"):
-        restore(found, other, torch.optim.AdamW(other.parameters()))
+        restore(found, other, [torch.optim.AdamW(other.parameters())])

@@ -17,12 +17,13 @@ from afire.config import Config, load_config
 from afire.data.pack import PackedFilms, open_films
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
+from afire.methods.health import Health
 from afire.report.sheets import EpochPictures
-from afire.training import loop
 from afire.training.batches import normal_training_rows
 from afire.training.engine import make_optimizer
-from afire.training.loop import pretrain
 from afire.training.online import OnlineProbe
+from afire.training.pretrain import pretrain
+from afire.weights.open import start_from
 from tests.training.conftest import SMALLEST
 
 MakeConfig = Callable[..., Config]
@@ -83,11 +84,40 @@ def test_the_same_seed_gives_the_same_weights(packed: Path, smallest: MakeConfig
     assert any(not torch.equal(a[key], c[key]) for key in a)
 
 
+@pytest.mark.parametrize("settings", [(), ("lesions.views=2", "encoder.drop_path=0.2"), ("losses.contrast=feature",)])
+def test_accumulating_is_the_large_batch(
+    packed: Path, smallest: MakeConfig, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Prototypes, Sinkhorn and the category loss see the whole batch, in however many pieces it is worked through."""
+    for pieces in (1, 4):
+        config = smallest("training.epochs=1", f"training.accumulate={pieces}", *settings)
+        pretrain(config, PackedFilms(packed), tmp_path / str(pieces))
+    whole, in_pieces = ([record for record in metrics(tmp_path / name) if "total" in record] for name in ("1", "4"))
+    for one, other in zip(whole, in_pieces, strict=True):
+        for name in ("structure", "category", "restoration", "total", "gradient_norm"):
+            assert other[name] == pytest.approx(one[name], rel=2e-3), (one["step"], name)
+    assert whole[0]["category"] > 0
+    one, other = weights(tmp_path / "1"), weights(tmp_path / "4")
+    torch.testing.assert_close(other["bank.prototypes"], one["bank.prototypes"], rtol=2e-3, atol=2e-4)
+    assert torch.equal(other["bank.steps"], one["bank.steps"])
+
+
+def test_a_step_means_the_same_films_after_a_resume(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    films = PackedFilms(packed)
+    pretrain(smallest("training.epochs=1"), films, tmp_path / "run")
+    other = smallest("training.epochs=2", "training.batch_size=4")
+    with pytest.raises(UserError, match=r"counts 5 steps in an epoch.*training\.batch_size from 7 to 8"):
+        pretrain(other, films, tmp_path / "run", resume=True, force=True)
+    with pytest.raises(UserError, match="cannot be shared by 1 processes in 3 pieces"):
+        pretrain(smallest("training.accumulate=3"), films, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         ["training.precision=bf16"],
-        ["training.accumulate=2", "training.batch_size=4"],
+        ["training.accumulate=2"],
         ["lesions.views=2"],
         ["encoder.drop_path=0.2", "encoder.gradient_checkpointing=true"],
         ["losses.structure=0", "losses.category=0"],
@@ -179,23 +209,14 @@ def test_a_failed_step_can_be_replayed(packed: Path, smallest: MakeConfig, tmp_p
     lesioned, mask = synthesize_keyed(
         images, seed=config.seed, epoch=report["epoch"], indices=report["rows"], config=config.lesions
     )
-    losses = model.train()(images, lesioned, mask)
+    losses = model.train().losses(model({"images": images, "lesioned": lesioned, "mask": mask}))
     losses.total.backward()
     finite = all(p.grad is None or bool(torch.isfinite(p.grad).all()) for p in model.parameters())
     assert not (torch.isfinite(losses.total) and finite)
 
 
 def test_stop_on_collapse(packed: Path, smallest: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Red:
-        def verdict(self) -> tuple[str, str]:
-            return "red", "collapse"
-
-        def as_dict(self) -> dict[str, float]:
-            return {}
-
-        dead_clusters = effective_rank = agreement = image_dependence = abnormal_share = 0.0
-
-    monkeypatch.setattr(loop, "measure", lambda *_: Red())
+    monkeypatch.setattr(AFiRe, "health", lambda *_: Health({}, "red", "collapse"))
     films = PackedFilms(packed)
     result = pretrain(smallest("training.epochs=5", "run.stop_on_collapse=true"), films, tmp_path / "a")
     assert result.status == "collapsed" and result.step == 10  # two epochs of five steps
@@ -222,7 +243,7 @@ def test_start_from_another_run(packed: Path, smallest: MakeConfig, tmp_path: Pa
     films = PackedFilms(packed)
     pretrain(smallest("training.epochs=2"), films, tmp_path / "first")
     config = smallest("training.epochs=1", "training.learning_rate=1e-30", "training.learning_rate_end=0")
-    pretrain(config, films, tmp_path / "second", init=tmp_path / "first")
+    pretrain(config, films, tmp_path / "second", start=start_from(tmp_path / "first"))
     first, second = weights(tmp_path / "first"), weights(tmp_path / "second")
     assert torch.equal(
         first["teacher.encoder.blocks.0.attn.qkv.weight"], second["student.encoder.blocks.0.attn.qkv.weight"]
@@ -231,7 +252,7 @@ def test_start_from_another_run(packed: Path, smallest: MakeConfig, tmp_path: Pa
 
 def test_no_weight_decay_on_biases_norms_tokens_and_positions(smallest: MakeConfig) -> None:
     model = AFiRe(smallest("encoder.positions=learned"))
-    groups = make_optimizer(model, model.config).param_groups
+    groups = make_optimizer(model.parameters_of("all"), model.config.training).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     plain = {names[id(p)] for group in groups if not group["decays"] for p in group["params"]}
     decayed = {names[id(p)] for group in groups if group["decays"] for p in group["params"]}

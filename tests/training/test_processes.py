@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def test_a_signal_saves_says_so_and_can_be_resumed(packed: Path, tmp_path: Path,
 def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
     settings = ("training.epochs=3", "losses.lesion=0.5", "lesions.views=2")
     run(*command(packed, tmp_path / "one", settings=settings))
-    run(*command(packed, tmp_path / "two", settings=(*settings, "training.batch_size=4"), processes=2))
+    run(*command(packed, tmp_path / "two", settings=settings, processes=2))
     one, two = final(tmp_path / "one"), final(tmp_path / "two")
     for key in one:
         if key.startswith("optimizer"):
@@ -120,6 +121,23 @@ def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "two/summary.json").read_text())["processes"] == 2
 
 
+def test_a_run_goes_on_on_another_number_of_processes(packed: Path, tmp_path: Path) -> None:
+    settings = ("training.epochs=4", "run.keep_checkpoints=100")
+    run(*command(packed, tmp_path / "whole", settings=settings))
+    shutil.copytree(tmp_path / "whole", tmp_path / "moved")
+    for newest in sorted((tmp_path / "moved/checkpoints").glob("step-*"))[2:]:
+        shutil.rmtree(newest)
+    run(*command(packed, tmp_path / "moved", "--resume", settings=settings, processes=2))
+    summary = json.loads((tmp_path / "moved/summary.json").read_text())
+    assert summary["epoch"] == 4 and summary["processes"] == 2
+    for first, second in zip(*(losses(tmp_path / name) for name in ("whole", "moved")), strict=True):
+        assert first == pytest.approx(second, rel=1e-3, abs=1e-4)
+    rates = [
+        json.loads(line).get("learning_rate") for line in (tmp_path / "moved/metrics.jsonl").read_text().splitlines()
+    ]
+    assert [rate for rate in rates if rate][-1] == pytest.approx(1e-6)
+
+
 def losses(out: Path) -> list[list[float]]:
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     names = ("structure", "category", "restoration", "lesion", "total")
@@ -127,7 +145,7 @@ def losses(out: Path) -> list[list[float]]:
 
 
 def test_two_processes_resume_bit_identical(packed: Path, tmp_path: Path) -> None:
-    settings = ("training.epochs=4", "training.batch_size=4", "run.keep_checkpoints=100")
+    settings = ("training.epochs=4", "run.keep_checkpoints=100")
     run(*command(packed, tmp_path / "whole", settings=settings, processes=2))
     run(*command(packed, tmp_path / "part", settings=settings, processes=2))
     for newest in sorted((tmp_path / "part/checkpoints").glob("step-*"))[2:]:
@@ -138,7 +156,7 @@ def test_two_processes_resume_bit_identical(packed: Path, tmp_path: Path) -> Non
 
 
 def test_a_process_that_dies_ends_the_others(packed: Path, tmp_path: Path) -> None:
-    settings = ("training.epochs=100000", "training.batch_size=4", "run.checkpoint_epochs=0")
+    settings = ("training.epochs=100000", "run.checkpoint_epochs=0")
     process = subprocess.Popen(
         command(packed, tmp_path / "run", settings=settings, processes=2),
         env=ENVIRONMENT,

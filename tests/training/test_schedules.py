@@ -6,14 +6,14 @@ import itertools
 
 import pytest
 
-from afire.config import LossConfig, TrainingConfig
-from afire.training.engine import Schedules, cosine
+from afire.config import TrainingConfig
+from afire.methods.base import cosine
+from afire.training.engine import Schedules
 
 
 def schedules(**training: float) -> Schedules:
-    recipe = TrainingConfig(epochs=10, warmup_epochs=2, **training)  # type: ignore[arg-type]
-    losses = LossConfig(teacher_temperature_epochs=3)
-    return Schedules(recipe, losses, steps_per_epoch=5, films_per_step=512)
+    recipe = TrainingConfig(epochs=10, warmup_epochs=2, batch_size=512, **training)  # type: ignore[arg-type]
+    return Schedules(recipe, steps_per_epoch=5)
 
 
 def test_learning_rate_scales_with_the_global_batch_and_ends_where_it_should() -> None:
@@ -25,19 +25,14 @@ def test_learning_rate_scales_with_the_global_batch_and_ends_where_it_should() -
     assert all(a >= b for a, b in itertools.pairwise(rates[9:]))
 
 
-def test_weight_decay_momentum_and_temperature() -> None:
+def test_weight_decay() -> None:
     plan = schedules()
     first, last = plan.at(0), plan.at(plan.steps - 1)
     assert (first.weight_decay, last.weight_decay) == pytest.approx((0.04, 0.4))
-    assert (first.teacher_momentum, last.teacher_momentum) == pytest.approx((0.99, 1.0))
-    assert first.teacher_temperature == pytest.approx(0.04)
-    assert plan.at(7).teacher_temperature == pytest.approx(0.04 + 0.03 * 7 / 15)
-    assert plan.at(15).teacher_temperature == last.teacher_temperature == pytest.approx(0.07)
 
 
 def test_a_run_shorter_than_its_warm_up_only_warms_up() -> None:
-    recipe = TrainingConfig(epochs=1, warmup_epochs=20)
-    plan = Schedules(recipe, LossConfig(), steps_per_epoch=4, films_per_step=256)
+    plan = Schedules(TrainingConfig(epochs=1, warmup_epochs=20, batch_size=256), steps_per_epoch=4)
     assert [plan.at(step).learning_rate for step in range(4)] == pytest.approx([1.25e-4, 2.5e-4, 3.75e-4, 5e-4])
 
 

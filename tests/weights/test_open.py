@@ -28,7 +28,7 @@ def make_run(folder: Path, config: Config) -> AFiRe:
     folder.mkdir()
     (folder / "config.yaml").write_text(to_yaml(config))
     optimizer = torch.optim.AdamW(model.parameters())
-    save_checkpoint(folder, model, optimizer, {"step": 5, "steps_per_epoch": 2}, keep=1)
+    save_checkpoint(folder, model, [optimizer], {"step": 5, "steps_per_epoch": 2}, keep=1)
     return model
 
 

@@ -12,7 +12,7 @@ from afire.files import read_json
 from afire.studies.reproduce.plan import protocol
 from afire.tasks.results import Result
 from afire.tasks.settings import load_task_config
-from afire.training.run_folder import CONFIG, DATA, SUMMARY
+from afire.training.run_folder import CONFIG, DATA
 
 _SECTIONS = ("image", "lesions", "encoder", "head", "decoder", "prototypes", "losses", "training")
 # How a step is computed, and what is told apart in words of its own.
@@ -38,10 +38,8 @@ def differing(pairs: Iterable[tuple[str, Any, Any]]) -> list[Difference]:
 def of_pretraining(run: Path) -> list[Difference]:
     """A pre-training run against the paper's: films, steps, and every setting of the method."""
     config = load_config(file=run / CONFIG)
-    data, processes = read_json(run / DATA), 1
-    if (run / SUMMARY).exists():
-        processes = int(read_json(run / SUMMARY).get("processes", 1))
-    return [*of_films(int(data["used"]), str(data["source"])), *of_settings(config, processes)]
+    data = read_json(run / DATA)
+    return [*of_films(int(data["used"]), str(data["source"])), *of_settings(config)]
 
 
 def of_films(films: int, source: str) -> list[Difference]:
@@ -51,7 +49,7 @@ def of_films(films: int, source: str) -> list[Difference]:
     return differing([("pre-training films", theirs, ours)])
 
 
-def of_settings(config: Config, processes: int = 1) -> list[Difference]:
+def of_settings(config: Config) -> list[Difference]:
     """Settings of the method against the preset ``paper``, a line for each section; in one step: films of all GPUs."""
     paper = load_config("paper")
     theirs, ours = paper.model_dump(), config.model_dump()
@@ -62,10 +60,7 @@ def of_settings(config: Config, processes: int = 1) -> list[Difference]:
         if other:
             words = (", ".join(f"{key} {_short(one[section][key])}" for key in other) for one in (theirs, ours))
             found.append(Difference(section, *words))
-    steps = (
-        paper.training.batch_size * int(protocol()["pretraining"]["processes"]),
-        config.training.batch_size * config.training.accumulate * processes,
-    )
+    steps = paper.training.batch_size, config.training.batch_size
     return [*found, *differing([("films in a step", *steps)])]
 
 

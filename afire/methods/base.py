@@ -1,0 +1,274 @@
+"""What a pre-training method is: networks, views, losses, and what it does around a step. The loop knows no more.
+
+A method is one file with one class, and one line in :data:`afire.methods.METHODS`. The loop calls, in this order:
+
+    begin_phase(name)                  at the first step of a phase, also after a resume
+    prepare(epoch, films)              before an epoch, where ``prepares`` says so: a pass over all films
+    schedule(progress)                 before a step: temperatures, momenta; what it returns is logged
+    views(images, keys)                all augmentation, on the device of the images, drawn by key alone
+    outputs = self(views)              the networks; this is what DDP wraps
+    losses(outputs, turn)              terms and total of a whole update; no side effects
+    frozen(progress)                   parameters whose gradient is dropped at this step
+    after_step(losses)                 EMA, queues, prototypes
+    health(views, losses)              at the end of an epoch
+
+Outputs have the films first, so that an update made in several pieces can be judged as one: the loop joins the
+outputs of the pieces, asks for the losses once, and carries the gradient back piece by piece.
+
+Shapes: B films, L positions, D width, P pixels of a patch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from afire.config import Config, Section, validate
+from afire.errors import UserError
+from afire.lesions.places import Draw, keyed, unit
+from afire.methods.health import Health
+from afire.nn.layers import Normalise, check_films
+from afire.nn.vit import VisionTransformer, grid_of, patchify, unpatchify
+
+Views = Mapping[str, Tensor]
+Outputs = Mapping[str, Tensor]
+AllFilms = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # images (B, 1, S, S) on the device, and their rows (B,)
+ALL = "all"
+NUMBERS_PER_KEY = len(Draw)
+_DEPTH = 0x5D0B7
+"""Keeps the draws of stochastic depth apart from those of the lesions."""
+
+
+class Keys(NamedTuple):
+    """What every draw of a step follows from, so that it is the same on any number of processes."""
+
+    seed: int
+    epoch: int
+    step: int
+    rows: Tensor  # (B,) int64 on the CPU: rows of the manifest
+
+
+class Progress(NamedTuple):
+    """How far a run is: steps done, steps of the whole run, steps of an epoch."""
+
+    step: int
+    steps: int
+    steps_per_epoch: int
+
+
+class Phase(NamedTuple):
+    """A stretch of epochs in which the same parameters are trained."""
+
+    name: str
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of one update over the films of all processes.
+
+    ``terms`` by name, not weighted; ``total`` is what ``backward`` is called on. ``pending`` is what
+    :meth:`Method.after_step` takes in once the update is made, such as new prototypes or queue entries.
+    """
+
+    terms: Mapping[str, Tensor]
+    total: Tensor
+    pending: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.terms[name]
+
+    def as_floats(self) -> dict[str, float]:
+        """Terms and total as numbers, with one wait for the device."""
+        values = torch.stack([value.detach().float() for value in (*self.terms.values(), self.total)]).tolist()
+        return dict(zip((*self.terms, "total"), values, strict=True))
+
+
+class Panel(NamedTuple):
+    """A column of pictures (B, C, H, W): films in [0, 1], masks in [0, 1], or differences around 0."""
+
+    title: str
+    images: Tensor
+    kind: Literal["film", "mask", "difference"] = "film"
+
+
+class NoSettings(Section):
+    """A method without settings of its own."""
+
+
+class Method(nn.Module, ABC):
+    """A pre-training method; see the module for the order in which its parts are called."""
+
+    networks: ClassVar[tuple[str, ...]]
+    """Names of its trunks; the first is the one that is exported and that tasks start from."""
+    sections: ClassVar[tuple[str, ...]]
+    """Groups of settings that it reads beside image, encoder, training and run."""
+    settings_type: ClassVar[type[Section]] = NoSettings
+    """Its own settings: the group ``options``."""
+    turns: ClassVar[tuple[str, ...]] = (ALL,)
+    """Optimisers that take turns in a step, such as a network and its adversary."""
+    prepares: ClassVar[bool] = False
+    """Whether :meth:`prepare` wants to be called before every epoch."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.options = validate(config.options, self.settings_type)
+        self.normalise = Normalise(config.image)
+        self.patch_size = config.encoder.patch_size
+        self.grid = grid_of(config.image.size, config.image.size, self.patch_size)
+
+    # What training asks
+
+    @abstractmethod
+    def views(self, images: Tensor, keys: Keys) -> Views:
+        """Images (B, C, S, S) in [0, 1] on the device -> everything the networks look at. Carries no gradient."""
+
+    @abstractmethod
+    def forward(self, views: Views) -> Outputs:
+        """The networks: outputs with the films (or equally many views of each) first."""
+
+    @abstractmethod
+    def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
+        """Terms and total of a whole update. A collective call; changes nothing."""
+
+    def schedule(self, progress: Progress) -> Mapping[str, float]:
+        """Set what changes with the step, and say it for the log."""
+        return {}
+
+    def frozen(self, progress: Progress) -> Iterable[nn.Parameter]:
+        """Parameters that keep still at this step; their gradient is dropped."""
+        return ()
+
+    def after_step(self, losses: Losses) -> None:
+        """Move what the optimiser does not: EMA, queues, prototypes."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Stretches of the run, in order; their epochs sum to ``training.epochs``."""
+        return (Phase("train", self.config.training.epochs),)
+
+    def begin_phase(self, name: str) -> None:
+        """Freeze, thaw or reset networks; called again after a resume, before the weights are restored."""
+
+    def prepare(self, epoch: int, films: AllFilms) -> None:
+        """A pass over all films before an epoch; what it finds belongs into buffers, so that a resume has it."""
+
+    def parameters_of(self, turn: str) -> Iterator[tuple[str, nn.Parameter]]:
+        """Trainable parameters by name that ``turn`` updates."""
+        return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
+
+    def health(self, views: Views, losses: Mapping[str, float]) -> Health | None:
+        """Numbers and a verdict on a batch of this process; None where there is nothing to judge by."""
+        return None
+
+    def panels(self, views: Views, count: int) -> list[Panel]:
+        """What the training sees and makes of the first ``count`` films, for the pictures of an epoch; maybe none."""
+        return []
+
+    @property
+    def views_per_film(self) -> int:
+        """For the films per second of a run."""
+        return 1
+
+    def flops(self) -> float:
+        """Counted floating-point operations of one film in one update, forward and backward."""
+        image = torch.zeros(1, self.config.image.channels, self.config.image.size, self.config.image.size)
+        image[..., ::2, ::3] = 0.5  # not blank: lesions need something to read
+        image = image.to(next(self.parameters()).device)
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        # The plain form of attention: fused ones are not counted on every device.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            for turn in self.turns:
+                outputs = self(self.views(image, Keys(0, 0, 0, torch.zeros(1, dtype=torch.int64))))
+                torch.autograd.grad(self.losses(outputs, turn).total, trained, allow_unused=True)
+        return float(counter.get_total_flops())
+
+    # What tasks ask
+
+    @abstractmethod
+    def trunk_prefix(self, network: str | None = None) -> str:
+        """Where the tensors of a trunk lie in the state dict, such as ``teacher.encoder.``."""
+
+    def trunk(self, network: str | None = None) -> VisionTransformer:
+        """A trunk by name; without one the trunk that is exported."""
+        trunk = self.get_submodule(self.trunk_prefix(network).rstrip("."))
+        assert isinstance(trunk, VisionTransformer)
+        return trunk
+
+    def network(self, name: str | None) -> str:
+        """The name itself, or that of the exported trunk; a message when the method has no such trunk."""
+        if name is None:
+            return self.networks[0]
+        if name not in self.networks:
+            raise UserError(
+                f"weights of the method {self.config.method} have no network {name!r}; it has "
+                f"{' and '.join(self.networks)}."
+            )
+        return name
+
+    def encode(self, images: Tensor, network: str | None = None) -> Tensor:
+        """Images (B, C, H, W) in [0, 1], of any size the patch divides -> tokens (B, L, D).
+
+        Their mean over L represents the film. The class token is left out; :meth:`trunk` gives it too.
+        """
+        check_films(images, self.config.image.channels, "images")
+        tokens: Tensor = self.trunk(network)(self.normalise(images))
+        return tokens[:, 1:].contiguous()  # once, instead of inside each layer that reads them
+
+    @property
+    def restores(self) -> bool:
+        """Whether there is a decoder."""
+        return False
+
+    def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """Images in [0, 1] -> restored patches (B, L, P) of normalised pixels; compare with :meth:`patches`.
+
+        ``hidden`` (B, L) are tokens that the decoder must not see.
+        """
+        raise UserError(f"weights of the method {self.config.method} have no decoder and restore nothing.")
+
+    def patches(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] -> their patches (B, L, P) of normalised pixels."""
+        return patchify(self.normalise(images), self.patch_size)
+
+    def picture(self, patches: Tensor, like: Tensor) -> Tensor:
+        """Patches (B, L, P) of normalised pixels -> images (B, C, H, W) in [0, 1], by the grey levels of ``like``."""
+        grid = grid_of(like.shape[-2], like.shape[-1], self.patch_size)
+        return self.normalise.undo(unpatchify(patches, self.patch_size, grid), like)
+
+
+def cosine(start: float, end: float, step: int, steps: int) -> float:
+    """Half a cosine from ``start`` at step 0 to ``end`` at the last of ``steps`` steps."""
+    share = min(step / max(steps - 1, 1), 1.0)
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * share))
+
+
+def depth_draws(blocks: int, seed: int, step: int, draws: Tensor, views: int = 1) -> Tensor:
+    """Uniform numbers (B * views, blocks, 2) for stochastic depth, which follow from (seed, step, draw, view) alone."""
+    slots = -(-2 * blocks // NUMBERS_PER_KEY)
+    numbers = unit(keyed(seed ^ _DEPTH, step, draws, views, slots))
+    return numbers.flatten(2)[:, :, : 2 * blocks].reshape(-1, blocks, 2)
+
+
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Parameters of each part and, last, how many of all are trained: ``{"student.encoder": ..., "trained": ...}``."""
+    counts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        levels = name.split(".")
+        group = ".".join(levels[:2]) if levels[0] in ("student", "teacher") else levels[0]
+        counts[group] = counts.get(group, 0) + parameter.numel()
+    counts["trained"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return counts
+
+
+def full_options(method: type[Method], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own settings with every default filled in."""
+    return validate(options, method.settings_type).model_dump()
