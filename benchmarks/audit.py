@@ -1,4 +1,4 @@
-"""How much the audit finds of what was planted in real films, and how long the search for copies takes.
+"""How many planted copies and inverted films the audit finds in real data, and how long the search for copies takes.
 
 AFIRE_DATA=folder python benchmarks/audit.py            # the tables of docs/audit.md
 python benchmarks/audit.py --films 112120               # the time of the search alone

@@ -3,12 +3,12 @@
 python benchmarks/detect.py [--network small|vit-b] [--films N] [--side PIXELS] [--clock cpu] [--json FILE]
 
 The detector has random weights and a score that needs everything: teacher, student, head, and a pass of the decoder
-with tokens hidden. The bare passes see batches that lie in memory. The run lists, decodes and resizes JPEG files,
-judges the domain, names regions, keeps its journal and, with pictures, draws and writes three files for each film. What
-is paid once (loading the model, two more files for each of the first 500 films, the page) is left out. The files lie in
-memory (/dev/shm) where there is room: ext4 takes milliseconds for a new file when thousands were deleted minutes ago,
-as benchmarks do. The clock ``cpu`` adds up the time of all threads: what is left when every core is busy with the
-networks, and the fair clock on a busy machine.
+with tokens hidden. The bare passes use batches in memory. The run lists, decodes and resizes JPEG files, checks
+the domain, finds regions, keeps its journal and, with pictures, draws and writes three files per film. One-time costs
+(loading the model, two more files for each of the first 500 films, the page) are excluded. The files are in memory
+(/dev/shm) if there is space: ext4 takes milliseconds for a new file when thousands were deleted minutes ago, as
+benchmarks do. The clock ``cpu`` adds up the time of all threads: the limit when every core is busy with the networks,
+and the fair clock on a busy machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ COMPONENTS = ("gaussian_peak", "two_pass")
 
 
 def place() -> str | None:
-    """Where films and pictures are written: in memory if there is room, else where temporary files go."""
+    """Where films and pictures are written: in memory if there is space, else in the temporary folder."""
     return str(_IN_MEMORY) if _IN_MEMORY.is_dir() and disk_usage(_IN_MEMORY).free > _ROOM else None
 
 

@@ -1,9 +1,9 @@
-"""How many films a detector's domain refuses: films of its own set, and what is not one. The table of docs/detect.md.
+"""How many films a detector's domain check refuses: from its own dataset and foreign ones. The table of docs/detect.md.
 
 python benchmarks/detect_domain.py PACK [PACK ...]
 
-The domain is made from the normal training films of a pack and judges its test films, the same turned, inverted and
-cropped, and the films of the other packs. Photos are parts of the two that come with scikit-learn; hands are drawn.
+The domain is fitted on the normal training films of a pack and applied to its test films, the same rotated, inverted
+and cropped, and the films of the other packs. Photos are crops of the two in scikit-learn; hands are drawn.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from afire.detect.normals import Domain, rank_pictures
 SIZE, MOST = 128, 400
 
 
-def parts(folder: Path) -> dict[str, Tensor]:
+def subsets(folder: Path) -> dict[str, Tensor]:
     """Normal training films, normal and other test films; a set without a split is halved."""
     films = PackedFilms(folder)
     table = films.manifest.table
@@ -93,7 +93,7 @@ def changes(rng: np.random.Generator) -> dict[str, Callable[[Tensor], Tensor]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packs", nargs="*", type=Path, help="packs of real films; without any there is nothing to do")
-    sets = {folder.name: parts(folder) for folder in parser.parse_args().packs}
+    sets = {folder.name: subsets(folder) for folder in parser.parse_args().packs}
     rng = np.random.default_rng(1)
     strange = {"photos": photos(rng), "drawn hands": torch.stack([hand(rng) for _ in range(100)])}
     strange["noise"] = torch.from_numpy(rng.random((100, 1, SIZE, SIZE), np.float32))

@@ -1,4 +1,4 @@
-"""How much of the machine others used: a load average would count the benchmark itself."""
+"""How much of the machine other processes used; a load average would include the benchmark itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BUSY = 0.15  # cores that others may use before the page warns
 
 @dataclass(frozen=True)
 class Moment:
-    """Seconds since some start: of the clock, of all cores at work, of the processes we waited for."""
+    """Seconds since some start: wall-clock time, busy time of all cores, CPU time of our processes."""
 
     wall: float
     machine: float | None
@@ -27,7 +27,7 @@ class Moment:
 
 
 def others_since(before: Moment) -> float | None:
-    """Cores that processes of others kept busy on average since then; None where the system does not tell."""
+    """Cores that other processes kept busy on average since then; None where the system does not report it."""
     now = Moment.now()
     if now.machine is None or before.machine is None or now.wall <= before.wall:
         return None

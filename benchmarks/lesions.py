@@ -3,7 +3,7 @@
     python benchmarks/lesions.py --json lesions.json
 
 Also their share of a training step: ViT-tiny/16 (192 wide, 12 deep, 3 heads), forward, backward, AdamW and teacher.
-Every comparison paints the same lesions, and the largest difference is printed beside its time.
+Every implementation draws the same lesions; the largest difference is printed with its time.
 """
 
 from __future__ import annotations

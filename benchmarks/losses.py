@@ -2,9 +2,9 @@
 
     python benchmarks/losses.py --json losses.json
 
-The plain loop takes tokens by ``log_q[i, j]``, as one writes it; the backward of each such index fills a whole
-(B, L, K) with zeros. It would take minutes, so it runs over a few positions and is scaled to all of them. The best
-loop takes the tensor apart once, works on matrix-vector products, and runs in full.
+The plain loop indexes tokens by ``log_q[i, j]``; the backward pass of each index fills a (B, L, K) tensor with zeros.
+It would take minutes, so it runs over a few positions and is scaled up to all of them. The best loop unbinds the
+tensor once, works on matrix-vector products, and runs in full.
 """
 
 from __future__ import annotations

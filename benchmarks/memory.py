@@ -1,10 +1,10 @@
-"""Peak memory of a pre-training step against the batch size, each in a process of its own.
+"""Peak memory of a pre-training step against the batch size, each in its own process.
 
     python benchmarks/memory.py [--case small|vit-b] [--json FILE]
 
-The peak is the most resident memory that the system saw during two steps, less that of the same process with the model
-and its optimiser made but no step taken: films, activations, and once the gradients and AdamW's two moments. What one
-more film adds is set beside what autograd keeps for the backward pass of one film, counted tensor by tensor.
+The peak is the largest resident memory during two steps, minus that of the same process with the model and its
+optimiser before the first step: images, activations, gradients and AdamW's two moments. The memory per additional film
+is compared with what autograd keeps for the backward pass of one film, counted tensor by tensor.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What usually slows a training step down, each against the way afire does it, at the size of ViT-B.
+"""Common overheads of a training step compared with afire's implementation, at the size of ViT-B.
 
     python benchmarks/overheads.py [--json FILE]
 
-The optimiser: fused, against torch's foreach and its loop over parameters. The teacher's EMA: one call, against a loop.
-Attention, forward and backward: on views of one product, against contiguous copies of query, key and value. In turns,
-the fastest of each. A whole pre-training step of 8 films sets them in proportion. Memory: whole steps of the preset
-small with freed memory kept and huge pages, as the command line has it, against what a Python program has by default;
-processes of their own, in turns.
+The optimiser: fused, against torch's foreach and its loop over parameters. The teacher's EMA: one call, against a
+loop. Attention, forward and backward: on views of one product, against contiguous copies of query, key and value. In
+alternation, the fastest of each. A complete pre-training step of 8 films puts them in proportion. Memory: complete
+steps of the preset small, keeping freed memory and using huge pages as the command line does, against Python's
+default, in separate alternating processes.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def measure_section(name: str, quick: bool) -> dict[str, Any]:
 
 
 def work(name: str, file: Path, quick: bool) -> None:
-    """In the new process: measure, and hand over by file."""
+    """In the new process: measure, and write the findings to ``file``."""
     found = importlib.import_module(name).measure(quick).as_json()
     from timing import machine
 
@@ -66,7 +66,7 @@ def work(name: str, file: Path, quick: bool) -> None:
 
 
 def commit() -> str:
-    """The commit of the checkout; with a plus when files that matter here differ from it."""
+    """The commit of the checkout, with a plus if relevant files differ from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

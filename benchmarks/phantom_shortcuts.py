@@ -1,7 +1,7 @@
-"""Is the phantom a toy? AUC of detectors that know nothing of chests, on 400 training and 200 test films.
+"""Is the phantom too easy? AUC of trivial detectors, with 400 training and 200 test films.
 
-A score below 0.8 means that no simple trace separates normal from ill; logistic regression on 32-px films, which sees
-the labels, should be above chance. Directions are fixed beforehand: larger = more abnormal.
+An AUC below 0.8 means that no simple cue separates normal from abnormal films; logistic regression on 32-px films,
+which uses the labels, should be above chance. Directions are fixed beforehand: larger = more abnormal.
 
 python benchmarks/phantom_shortcuts.py [--seed K] [--size S] [--json FILE]
 """
@@ -26,12 +26,12 @@ Array = NDArray[np.float32]
 GOAL = 0.8
 
 
-def choose(seed: int, part: str, count: int) -> list[int]:
+def choose(seed: int, split: str, count: int) -> list[int]:
     """The first ``count`` films of a split."""
     chosen: list[int] = []
     index = 0
     while len(chosen) < count:
-        if split_of(seed, patient_of(seed, index)) == part:
+        if split_of(seed, patient_of(seed, index)) == split:
             chosen.append(index)
         index += 1
     return chosen
@@ -45,14 +45,14 @@ def standardised(images: Array, side: int) -> Array:
     return result
 
 
-def scores(train: Array, ill: NDArray[np.bool_], test: Array) -> dict[str, NDArray[np.floating]]:
+def scores(train: Array, abnormal: NDArray[np.bool_], test: Array) -> dict[str, NDArray[np.floating]]:
     """Score of each test film by each detector; all but the last are fitted on the normal training films."""
     fit, judge = standardised(train, 32), standardised(test, 32)
-    normal = fit[~ill]
+    normal = fit[~abnormal]
     mean, deviation = normal.mean(axis=0), normal.std(axis=0) + 1e-3
     pca = PCA(64, random_state=0).fit(normal)
-    whitened = PCA(64, whiten=True, random_state=0).fit(standardised(train, 16)[~ill])
-    logistic = LogisticRegression(C=0.01, max_iter=3000).fit((fit - mean) / deviation, ill)
+    whitened = PCA(64, whiten=True, random_state=0).fit(standardised(train, 16)[~abnormal])
+    logistic = LogisticRegression(C=0.01, max_iter=3000).fit((fit - mean) / deviation, abnormal)
     return {
         "mean brightness": test.mean(axis=(1, 2)),
         "blur (minus variance of the Laplacian)": -np.array([laplace(image).var() for image in test]),
@@ -70,13 +70,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     films = {
-        part: [draw_film(options.seed, index, options.size) for index in choose(options.seed, part, count)]
-        for part, count in (("train", 400), ("test", 200))
+        split: [draw_film(options.seed, index, options.size) for index in choose(options.seed, split, count)]
+        for split, count in (("train", 400), ("test", 200))
     }
-    train, test = (np.stack([film.image for film in films[part]]) for part in ("train", "test"))
-    ill = {part: np.array([not film.normal for film in films[part]]) for part in films}
-    found = scores(train, ill["train"], test)
-    aucs = {name: round(float(roc_auc_score(ill["test"], score)), 3) for name, score in found.items()}
+    train, test = (np.stack([film.image for film in films[split]]) for split in ("train", "test"))
+    abnormal = {split: np.array([not film.normal for film in films[split]]) for split in films}
+    found = scores(train, abnormal["train"], test)
+    aucs = {name: round(float(roc_auc_score(abnormal["test"], score)), 3) for name, score in found.items()}
     report({"auc": aucs, "goal_below": GOAL, "seed": options.seed, "size": options.size}, options.json)
 
 

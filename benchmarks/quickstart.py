@@ -35,7 +35,7 @@ class TimedStep:
 
 
 def readme_commands(text: str) -> list[str]:
-    """The block of the chapter *Your films*, without its comments."""
+    """The commands in the section *Your films*, without comments."""
     chapter = text.split("## Your films", 1)[1]
     block = re.search(r"^```\n(.*?)^```", chapter, re.MULTILINE | re.DOTALL)
     assert block is not None, "the README has no block of commands under Your films"

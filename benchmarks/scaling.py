@@ -1,12 +1,12 @@
-"""What `afire pretrain` makes of the machine: the loop against its bare step, and two processes against one.
+"""How well `afire pretrain` uses the machine: the command against its bare step, and two processes against one.
 
     python benchmarks/scaling.py [--json FILE]
 
 Goals: images/s of the whole command at least 95 % of the bare step (same batch, same threads), and two processes of
-one thread at least 1.8 times one process of one thread. Every run makes the same number of steps, so two processes get
-twice the films: the first step, the health of the epoch and the checkpoint then weigh the same in both. What the
-machine itself allows is measured beside it: two bare steps at once that know nothing of each other, against one. All
-in turns, the fastest of each counts. Films are noise: only their size matters here.
+one thread at least 1.8 times one process of one thread. Every run makes the same number of steps, so two processes
+see twice as many films, and the first step, the health check and the checkpoint weigh the same in both. Two
+independent bare steps at once, against one, show the limit of the machine. All in alternation; the fastest of each
+counts. The images are noise: only their size matters.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def whole_command(data: Path, out: Path, processes: int, threads: int, batch: in
 
 
 def bare_step(config: Config, steps: int) -> float:
-    """Images per second of lesions, losses, backward, clip, AdamW and EMA on one batch that is already there."""
+    """Images per second of lesions, losses, backward, clip, AdamW and EMA on one batch in memory."""
     model = AFiRe(config).train()
     optimizer = make_optimizer(model.parameters_of("all"), config.training)
     images = torch.rand(BATCH, 1, SIZE, SIZE)
@@ -114,7 +114,7 @@ def bare_processes(count: int, steps: int) -> float:
 
 
 def bare_here(steps: int) -> None:
-    """In a process of :func:`bare_processes`: be ready, wait for the word, then tell images per second."""
+    """In a process of :func:`bare_processes`: get ready, wait for the signal, then report images per second."""
     config = load_config("small", overrides=[*SETTINGS, f"training.batch_size={BATCH}"])
     bare_step(config, 1)
     print("ready", flush=True)

@@ -1,4 +1,4 @@
-"""A recorded search for pre-training settings, judged on films of the official training parts only.
+"""A recorded search for pre-training settings, evaluated only on films of the official training lists.
 
     afire data join --data childcxr.parquet --data nih.parquet --out both.parquet
     afire data pack --data both.parquet --out packs/both-128 --size 128          # and 192
@@ -6,7 +6,7 @@
     python benchmarks/search.py --packs packs/both- --split splits/both/development.json --out search
 
 Each candidate of search.yaml is trained by `afire pretrain` on the development split's normal training films, with the
-same number of films or less where a step costs more, and judged on its held-out films: probes of ChildCXR with 1 and
+same number of films, or fewer if a step costs more, and evaluated on its held-out films: probes of ChildCXR with 1 and
 10 % of the labels and of NIH's common findings, and detection without adaptation on both. A kill loses no finished
 candidate. The table goes to OUT/search.json and OUT/search.md.
 """

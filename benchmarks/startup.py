@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py [--repetitions N] [--json FILE]
 
-Wall time and CPU time of whole processes, in turns. The heavy libraries that the command imports are counted as well:
+Wall time and CPU time of complete processes, in alternation. Heavy libraries that the command imports are counted too:
 there should be none, because a command imports what it needs only when it runs.
 """
 

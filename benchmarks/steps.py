@@ -1,4 +1,4 @@
-"""What the search and the study share: settings laid over each other, one thread a step, and when a run is finished."""
+"""Shared by the search and the study: merging settings, one thread per step, and when a run is finished."""
 
 from __future__ import annotations
 

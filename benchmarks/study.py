@@ -3,9 +3,9 @@
     python benchmarks/study.py --data DATA --out study          # DATA holds childcxr, nih and shenzhen
     python benchmarks/study.py --data DATA --out study --plan   # only print the commands
 
-Every step is an `afire` command; a finished one is never run again, a begun one goes on with --resume, so a kill loses
-little. Settings come from study.yaml. `compare/` holds the tables, and
-benchmarks/study_tables.py makes those of the page from them.
+Every step is an `afire` command; finished steps are skipped, interrupted ones continue with --resume, so a kill loses
+little. Settings come from study.yaml. `compare/` holds the tables, from which benchmarks/study_tables.py makes those of
+the page.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ HEADS = {"probe": "ChildCXR probe", "finetune": NIH, "finetune-few": NIH, "segme
 
 
 def rows_of(study: Path, task: str, starts: Sequence[str]) -> list[Comparison]:
-    """A comparison for each fraction of labels, of the results that are there: a study may still be running."""
+    """A comparison for each fraction of labels, from the results so far: the study may still be running."""
     folders = [study / "results" / f"{task}-{name}" for name in (*starts, *(TRIVIAL if task == "probe" else ()))]
     return compare([folder for folder in folders if folder.exists()], metrics=list(METRICS[task]))
 
@@ -129,7 +129,7 @@ def scores(study: Path, starts: Sequence[str], place: str) -> Iterator[str]:
 
 
 def numbers_of(comparisons: dict[str, list[Comparison]]) -> dict[str, Any]:
-    """Every estimate and difference, for a reader that is a program."""
+    """Every estimate and difference, as JSON."""
     return {
         f"{task} {100 * found.fraction:g} %": {
             "results": {

@@ -2,8 +2,8 @@
 
     python benchmarks/throughput.py [--case small|vit-b] [--repetitions N] [--json FILE]
 
-A step is lesions, teacher, student, head, decoder, losses, backward, clipping, AdamW and the teacher's EMA, on films
-that lie in memory. All sizes in turns, the fastest of each.
+A step is lesions, teacher, student, head, decoder, losses, backward, clipping, AdamW and the teacher's EMA, on
+images in memory. All batch sizes in alternation, the fastest of each.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ CASES = {
 
 
 class Step:
-    """One whole step of a case on a batch of films that are already there."""
+    """One complete step of a case on a batch in memory."""
 
     def __init__(self, case: str, batch: int, like: Step | None = None) -> None:
-        """``like`` shares its model and optimiser, which a ViT-B has room for only once."""
+        """``like`` shares its model and optimiser, because memory does not allow for two of ViT-B."""
         _, preset, settings, _ = CASES[case]
         self.config = load_config(preset, overrides=list(settings))
         self.model: AFiRe = like.model if like else AFiRe(self.config).train()

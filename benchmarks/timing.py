@@ -1,4 +1,4 @@
-"""Shared by the benchmarks of the model: times side by side in one run, and where they were taken."""
+"""Shared by the benchmarks of the model: times measured in one run, and the machine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def seconds(function: Callable[[], object], clock: Clock = time.perf_counter) ->
 def interleaved(
     functions: Mapping[str, Callable[[], object]], repetitions: int, clock: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Seconds of each function, taken in turns so that a busy moment of the machine meets all of them."""
+    """Seconds of each function, in alternation, so that a busy moment of the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repetitions):
         for name, function in functions.items():

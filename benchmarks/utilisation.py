@@ -66,7 +66,7 @@ def encoder_of(config: Config) -> VisionTransformer:
 
 
 class Encoder:
-    """The encoder alone in training, on films that lie in memory."""
+    """Training of the encoder alone, on images in memory."""
 
     def __init__(self, config: Config, batch: int, like: Encoder | None = None) -> None:
         self.network: VisionTransformer = like.network if like else encoder_of(config)

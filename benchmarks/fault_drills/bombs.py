@@ -1,4 +1,4 @@
-"""Small files that would become large: PNG, TIFF, GIF and BMP that say or inflate too much."""
+"""Decompression bombs: PNG, TIFF, GIF and BMP files with huge declared or inflated sizes."""
 
 from __future__ import annotations
 

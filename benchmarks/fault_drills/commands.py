@@ -1,4 +1,4 @@
-"""Commands as a user starts them: their exit code, words, time and memory, and what is left of them when killed."""
+"""Commands as a user starts them: exit code, output, time and memory, and what remains after a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS_TO_END = 20.0
 
 
 class DrillError(Exception):
-    """What a drill promised did not hold; one sentence."""
+    """A check of a drill failed."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def succeed(command: Sequence[str], log: Path, **options: Any) -> Ended:
     return ended
 
 
-def require_manners(ended: Ended, what: str, codes: Sequence[int] = DOCUMENTED) -> None:
+def require_documented_end(ended: Ended, what: str, codes: Sequence[int] = DOCUMENTED) -> None:
     """An exit code that is documented, and no traceback."""
     if ended.code not in codes:
         raise DrillError(f"{what} ended with {ended.code}: {last_line(ended.errors)}")
@@ -113,7 +113,7 @@ def require_manners(ended: Ended, what: str, codes: Sequence[int] = DOCUMENTED) 
 
 
 def last_line(text: str) -> str:
-    """The last thing that was said."""
+    """The last line of output."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 

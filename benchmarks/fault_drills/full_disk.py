@@ -1,4 +1,4 @@
-"""A disk that is really full: a small file system in memory, filled by the command; then room again, and on."""
+"""A full disk: a small file system in memory, filled by the command; then space is freed and the command continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from afire.files import sha256_file
 from fault_drills import mutated, packing, pretraining
-from fault_drills.commands import DrillError, afire, require_manners, run, stray_files, succeed, tree_hashes
+from fault_drills.commands import DrillError, afire, require_documented_end, run, stray_files, succeed, tree_hashes
 
 _KEEP_ALL = ("--set", "run.keep_checkpoints=100")
 _ROOM = "256m"
@@ -55,13 +55,13 @@ def one_case(task: Task, disk: Path, kilobytes: int) -> dict[str, Any]:
     with small_disk(disk, kilobytes):
         out = disk / "out"
         ended = run(task.command(out), logs / f"{disk.name}-full")
-        require_manners(ended, task.name, codes=(2,))
+        require_documented_end(ended, task.name, codes=(2,))
         lines = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
         if len(lines) != 1 or not lines[0].rstrip().endswith("."):
             raise DrillError(f"{task.name} on a full disk does not print exactly one message: {ended.errors[-300:]!r}")
         _require_whole(task, disk, out)
         subprocess.run(["mount", "-o", f"remount,size={_ROOM}", disk], check=True)
-        require_manners(run(task.again(out), logs / f"{disk.name}-again"), task.name, codes=(0, 1))
+        require_documented_end(run(task.again(out), logs / f"{disk.name}-again"), task.name, codes=(0, 1))
         if task.outcome(out) != task.expected:
             raise DrillError(f"{task.name} ends differently after a full disk of {kilobytes} kB")
         if left := stray_files(disk):

@@ -1,4 +1,4 @@
-"""DICOM films whose tags lie: sizes, depths, grey-scales, frames, texts, sequences, syntaxes."""
+"""DICOM films with false tags: sizes, depths, grey-scales, frames, texts, sequences, syntaxes."""
 
 from __future__ import annotations
 

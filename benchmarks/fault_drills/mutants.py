@@ -1,4 +1,4 @@
-"""500 mutated files from a seed: truncated, bits flipped, wrong ending, hostile DICOM tags, bombs, absurd headers."""
+"""500 mutated files from a seed: truncated, flipped bits, wrong extension, false DICOM tags, bombs, absurd headers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def flipped(number: int, rng: np.random.Generator, header: bool) -> Bytes:
 
 
 def wrong_extension(number: int, rng: np.random.Generator) -> Bytes:
-    """A good film under another format's ending, which must be read; or no film at all, which must be refused."""
+    """A good film with another format's extension, which must be read; or not a film, which must be refused."""
     if number % 2:
         name, ending, whole = _some_film(number)
         others = sorted({".png", ".jpg", ".tif", ".dcm", ".bmp", ".gif"} - {ending})

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fault_drills.commands import DrillError, Ended, afire, require_manners, run, stray_files, succeed, tree_hashes
+from fault_drills.commands import (
+    DrillError,
+    Ended,
+    afire,
+    require_documented_end,
+    run,
+    stray_files,
+    succeed,
+    tree_hashes,
+)
 from fault_drills.films import SECRET
 from fault_drills.mutants import Mutant, write_good, write_mutants
 
@@ -102,7 +111,7 @@ def run_all(films: Path, out: Path, detector: Path, logs: Path) -> dict[str, End
     ended = {}
     for name, command in commands.items():
         ended[name] = run(command, logs / f"{out.name} {name}", seconds=_SECONDS)
-        require_manners(ended[name], f"{name} on {films.name}", codes=(0, 1) if name == "data check" else (0,))
+        require_documented_end(ended[name], f"{name} on {films.name}", codes=(0, 1) if name == "data check" else (0,))
         if left := stray_files(out):
             raise DrillError(f"{name} left {', '.join(left)}")
     return ended
@@ -131,7 +140,7 @@ def _require_discretion(out: Path, logs: Path) -> None:
 def _require_stop(films: Path, folder: Path) -> None:
     """Without ``--on-error skip`` packing ends at the first bad film, with one message that names it."""
     ended = run(pack_command(films, folder / "stopped", "stop"), folder / "logs/stopped", seconds=_SECONDS)
-    require_manners(ended, "data pack --on-error stop", codes=(2,))
+    require_documented_end(ended, "data pack --on-error stop", codes=(2,))
     lines = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
     if len(lines) != 1 or str(films) not in lines[0] or (folder / "stopped/pack.json").exists():
         raise DrillError(f"data pack --on-error stop does not end as documented: {lines}")

@@ -1,4 +1,4 @@
-"""``kill -9`` during packing, then the same command again: the pack must have the bits of an undisturbed one."""
+"""``kill -9`` during packing, then the same command again: the pack must be bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from afire.files import sha256_file
-from fault_drills.commands import DrillError, afire, require_manners, run, stray_files, succeed, tree_hashes
+from fault_drills.commands import DrillError, afire, require_documented_end, run, stray_files, succeed, tree_hashes
 from fault_drills.films import phantom, raster
 
 _MOST_TRIES = 10
@@ -77,7 +77,7 @@ def drill(folder: Path, source: Path, *, kills: int, seed: int, workers: int = 2
             )
             if ended.killed:
                 break
-            require_manners(ended, f"packing {number}", codes=(0,))
+            require_documented_end(ended, f"packing {number}", codes=(0,))
             shutil.rmtree(out)  # it was faster than the kill: once more
         else:
             raise DrillError(f"packing {number} could not be killed")

@@ -1,4 +1,4 @@
-"""``kill -9`` during pre-training, then ``--resume`` until done: it must end with the bits of an undisturbed run."""
+"""``kill -9`` during pre-training, then ``--resume`` until done: bit-identical to an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from afire.files import sha256_file
-from fault_drills.commands import DrillError, Ended, afire, require_manners, run, stray_files, succeed
+from fault_drills.commands import DrillError, Ended, afire, require_documented_end, run, stray_files, succeed
 
 SETTINGS = (
     "training.batch_size=8",
@@ -102,7 +102,7 @@ def one_drill(
         if ended.killed:
             phases.append(phase(out))
             continue
-        require_manners(ended, f"drill {number}", codes=(0,))
+        require_documented_end(ended, f"drill {number}", codes=(0,))
         if phases:
             break
         shutil.rmtree(out)  # it was faster than the kill: once more

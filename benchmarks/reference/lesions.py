@@ -1,6 +1,6 @@
 """Synthetic lesions the slow and obvious way: one film, one pixel at a time, in plain Python.
 
-The tests hold afire.lesions to it and benchmarks/lesions.py measures against it.
+The tests compare afire.lesions with it, and benchmarks/lesions.py measures its speed.
 """
 
 from __future__ import annotations
