@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 from steps import ENVIRONMENT, is_finished, merged
 
+from afire.report.table import number, table_of
 from afire.studies.steps import Command, Ended, Event, Report, Step, log_steps, run_steps
 
 HERE = Path(__file__).parent
@@ -203,12 +204,12 @@ def write_table(out: Path) -> None:
         rows.append({**who, "criterion": criterion(facts["found"]), **facts})
     rows.sort(key=lambda row: -row["criterion"]["mean"])
     (out / "search.json").write_text(json.dumps(rows, indent=1))
-    lines = ["| candidate | seed | ChildCXR probe, 1 and 10 % | NIH probe | detection | mean | core-minutes |"]
-    lines += ["|---|---|---|---|---|---|---|"]
-    for row in rows:
-        values = " | ".join(f"{value:.3f}" for value in row["criterion"].values())
-        lines.append(f"| {row['title']} | {row['seed']} | {values} | {row['seconds'] / 60:.1f} |")
-    (out / "search.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    header = ["candidate", "seed", "ChildCXR probe, 1 and 10 %", "NIH probe", "detection", "mean", "core-minutes"]
+    lines = [
+        [row["title"], str(row["seed"]), *map(number, row["criterion"].values()), number(row["seconds"] / 60, 1)]
+        for row in rows
+    ]
+    (out / "search.md").write_text(table_of(header, lines).markdown() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import yaml
 from study import SETS, TRIVIAL
 
 from afire.report.style import COLOURS, FAINT, panels, style
+from afire.report.table import Column, Table, mean_sd, number, p_text, signed, table_of
 from afire.tasks.compare import Comparison, Entry, Pair, compare
 
 NAMES = {"metadata": "*metadata only*", "area": "*original area only*", "sharpness": "*sharpness only*"}
@@ -46,17 +47,15 @@ def rows_of(study: Path, task: str, starts: Sequence[str]) -> list[Comparison]:
     return compare([folder for folder in folders if folder.exists()], metrics=list(METRICS[task]))
 
 
-def table(found: Comparison, metrics: Sequence[str]) -> Iterator[str]:
-    """One line for each result: metrics with sd, and the difference of the first to random weights."""
-    first = metrics[0]
+def table(comparison: Comparison, metrics: Sequence[str]) -> Table:
+    """One row for each result: metrics with sd, and the difference of the first to random weights."""
+    pairs = {pair.name: pair for pair in comparison.pairs if pair.metric == metrics[0]}
+    rows = [
+        [_name(entry), *(mean_sd(entry.result.metrics[name]) for name in metrics), *_against(pairs.get(entry.name))]
+        for entry in comparison.entries
+    ]
     heads = [TITLES[name] for name in metrics]
-    yield f"| | {' | '.join(heads)} | Δ {heads[0]} | p seeds |"
-    yield "|" + "---|" * (len(heads) + 3)
-    pairs = {pair.name: pair for pair in found.pairs if pair.metric == first}
-    for entry in found.entries:
-        values = [_mean(entry, name) for name in metrics]
-        cells = [_name(entry), *values, *_against(pairs.get(entry.name))]
-        yield f"| {' | '.join(cells)} |"
+    return table_of(["", *heads, f"Δ {heads[0]}", "p seeds"], rows)
 
 
 def _name(entry: Entry) -> str:
@@ -64,42 +63,28 @@ def _name(entry: Entry) -> str:
     return NAMES.get(folder.removeprefix("probe-"), entry.result.name)
 
 
-def _mean(entry: Entry, metric: str) -> str:
-    found = entry.result.metrics[metric]
-    return f"{found.mean:.3f} ± {found.sd:.3f}" if math.isfinite(found.sd) else f"{found.mean:.3f}"
-
-
 def _against(pair: Pair | None) -> tuple[str, str]:
     if pair is None or pair.paired is None:
         return "", ""
-    low, high = pair.paired.low, pair.paired.high
-    return f"{_signed(pair.difference)} ({_signed(low)} to {_signed(high)})", _p(pair.t.p)
+    interval = f"{signed(pair.paired.low)} to {signed(pair.paired.high)}"
+    return f"{signed(pair.difference)} ({interval})", p_text(pair.t.p)
 
 
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
-
-
-def _p(value: float) -> str:
-    if math.isnan(value):
-        return ""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
-
-
-def pretraining(study: Path, plan: dict[str, Any]) -> Iterator[str]:
+def pretraining(study: Path, plan: dict[str, Any]) -> Table:
+    """One row for each run: what it took, its last losses and its health."""
     times = _times(study)
-    yield "| run | epochs | core-minutes | structure | category | restoration | health at the end |"
-    yield "|---|---|---|---|---|---|---|"
+    rows = []
     for name, method in plan["methods"].items():
         for seed in plan["seeds"]:
             summary = json.loads((study / "runs" / f"{name}-{seed}" / "summary.json").read_text(encoding="utf-8"))
-            parts = [summary["losses"][part] for part in ("structure", "category", "restoration")]
-            losses = [f"{value:.3f}" if value else "" for value in parts]  # exactly 0: switched off
-            colour, words = summary["health"]
-            health = "not measured: no prototypes" if colour == "-" else f"{colour}: {words}"
-            minutes = times.get(f"pretrain-{name}-{seed}", math.nan)
-            cells = [f"{method['title']}, seed {seed}", str(summary["epoch"]), f"{minutes:.1f}", *losses, health]
-            yield f"| {' | '.join(cells)} |"
+            terms = [summary["losses"][term] for term in ("structure", "category", "restoration")]
+            losses = [number(value) if value else "" for value in terms]  # exactly 0: switched off
+            colour, message = summary["health"]
+            health = "not measured: no prototypes" if colour == "-" else f"{colour}: {message}"
+            minutes = number(times.get(f"pretrain-{name}-{seed}", math.nan), 1)
+            rows.append([f"{method['title']}, seed {seed}", str(summary["epoch"]), minutes, *losses, health])
+    header = ["run", "epochs", "core-minutes", "structure", "category", "restoration"]
+    return table_of([*header, Column("health at the end", text=True)], rows)
 
 
 def _times(study: Path) -> dict[str, float]:
@@ -111,21 +96,21 @@ def _times(study: Path) -> dict[str, float]:
     return times
 
 
-def scores(study: Path, starts: Sequence[str], place: str) -> Iterator[str]:
+def scores(study: Path, starts: Sequence[str], place: str) -> Table:
     """AUC of every score of a set's detectors and of the trivial ones, one column for each start."""
-    found = {
+    evaluations = {
         name: json.loads((study / "results" / f"detect-{place}-{name}" / "detect.json").read_text(encoding="utf-8"))
         for name in starts
     }
     rows: dict[str, dict[str, float]] = {}
-    for name, numbers in found.items():
+    for name, numbers in evaluations.items():
         for row in numbers["rows"]:
             label = f"*{row['name']}*" if row["kind"] == "trivial" else row["name"]
             rows.setdefault(label, {})[name] = row["metrics"]["auc"]["mean"]
-    yield f"| {place} | {' | '.join(starts)} |"
-    yield "|" + "---|" * (len(starts) + 1)
-    for label, values in rows.items():
-        yield f"| {label} | {' | '.join(f'{values[name]:.3f}' if name in values else '' for name in starts)} |"
+    cells = [
+        [label, *(number(values[name]) if name in values else "" for name in starts)] for label, values in rows.items()
+    ]
+    return table_of([place, *starts], cells)
 
 
 def numbers_of(comparisons: dict[str, list[Comparison]]) -> dict[str, Any]:
@@ -194,15 +179,14 @@ def main() -> None:
     given = parser.parse_args()
     plan = yaml.safe_load(given.config.read_text(encoding="utf-8"))
     starts = ["random", *plan["methods"]]
-    print("\n".join(pretraining(given.study, plan)))
+    print(pretraining(given.study, plan).markdown())
     comparisons = {task: rows_of(given.study, task, starts) for task in given.tasks.split(",")}
     for task, several in comparisons.items():
         for found in several:
             print(f"\n{_title(task, found)}:\n")
-            print("\n".join(table(found, METRICS[task])))
+            print(table(found, METRICS[task]).markdown())
         if task.startswith("detect-"):
-            print()
-            print("\n".join(scores(given.study, starts, task.removeprefix("detect-"))))
+            print(f"\n{scores(given.study, starts, task.removeprefix('detect-')).markdown()}")
     if given.json:
         numbers = {"core-minutes": _times(given.study), **numbers_of(comparisons)}
         given.json.write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

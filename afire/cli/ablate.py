@@ -15,7 +15,6 @@ from afire.cli.options import ConfigFile, Data, Device, Preset, Quiet, Root, See
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
     from afire.studies.ablation_run import Workers
-    from afire.studies.ablation_table import AblationTable
     from afire.studies.steps import Outcome
     from afire.tasks.compare import Comparison
 
@@ -41,48 +40,45 @@ def compare(
     from afire.tasks.compare import compare as compare_results
 
     wanted = [word.strip() for word in metrics.split(",")] if metrics else None
-    found = compare_results(results, metrics=wanted, allow_different_splits=allow_different_splits)
+    comparisons = compare_results(results, metrics=wanted, allow_different_splits=allow_different_splits)
     if not quiet:
-        for one in found:
-            _show(one, wanted or one.metrics[:1], len(found) > 1)
+        for comparison in comparisons:
+            _show(comparison, wanted or comparison.metrics[:1], len(comparisons) > 1)
     if out is not None:
-        _write(found, out)
+        _write(comparisons, out)
         if not quiet:
             from afire.cli.options import console
 
             console().print(str(out), soft_wrap=True, markup=False, highlight=False)
 
 
-def _show(one: Comparison, metrics: list[str], several: bool) -> None:
+def _show(comparison: Comparison, metrics: list[str], several: bool) -> None:
     """All means; differences in ``metrics`` only, because all of them are many and stand in comparison.md."""
     from rich.text import Text
 
     from afire.cli.options import console
-    from afire.report.task_tables import comparison_tables
+    from afire.report.task_tables import show_comparison
 
     screen = console()
     if several:
-        screen.print(Text(f"{100 * one.fraction:g} % of the training labels", style="bold"))
-    for table in comparison_tables(one, metrics):
-        screen.print(table)
-    for note in one.notes:
-        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+        screen.print(Text(f"{100 * comparison.fraction:g} % of the training labels", style="bold"))
+    show_comparison(screen, comparison, metrics)
 
 
-def _write(found: list[Comparison], out: Path) -> None:
+def _write(comparisons: list[Comparison], out: Path) -> None:
     from afire.files import write_text
     from afire.report.style import save_figure, style
     from afire.report.task_figures import label_figure
     from afire.report.task_tables import comparison_latex, comparison_markdown
 
-    write_text(out / "comparison.md", comparison_markdown(found))
-    write_text(out / "comparison.tex", comparison_latex(found))
-    for one in found:
-        if len(one.labels) > 1 and one.entries[0].result.per_label:
-            stem = f"labels-{100 * one.fraction:g}pct" if len(found) > 1 else "labels"
+    write_text(out / "comparison.md", comparison_markdown(comparisons))
+    write_text(out / "comparison.tex", comparison_latex(comparisons))
+    for comparison in comparisons:
+        if len(comparison.labels) > 1 and comparison.entries[0].result.per_label:
+            stem = f"labels-{100 * comparison.fraction:g}pct" if len(comparisons) > 1 else "labels"
+            shown, names = [entry.result for entry in comparison.entries], [entry.name for entry in comparison.entries]
             with style():
-                shown = [entry.result for entry in one.entries]
-                save_figure(label_figure(shown, one.metrics[0], [entry.name for entry in one.entries]), out / stem)
+                save_figure(label_figure(shown, comparison.metrics[0], names), out / stem)
 
 
 def ablate(
@@ -161,25 +157,20 @@ def _say_start(rows: int, trials: list[Trial], waiting: list[Trial], workers: Wo
 
 
 def _show_plan(trials: list[Trial], study: Study, workers: Workers) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from afire.cli.options import console
     from afire.progress import format_seconds
+    from afire.report.table import Column, table_of
     from afire.studies.ablation_run import estimate_seconds
 
-    screen = console()
-    table = Table()
-    for name in ("trial", "state", "also"):
-        table.add_column(name, overflow="fold")
-    table.add_column("about", justify="right")
     estimates = estimate_seconds(study, trials, workers)
     states = {trial.key: trial.state() for trial in trials}
+    rows = []
     for trial in trials:
         about = "" if states[trial.key] == "finished" else format_seconds(estimates[trial.key])
-        table.add_row(Text(trial.name), states[trial.key], Text(", ".join(trial.rows[1:])), about)
+        rows.append([trial.name, states[trial.key], ", ".join(trial.rows[1:]), about])
     left = [estimates[trial.key] for trial in trials if states[trial.key] != "finished"]
-    screen.print(table)
+    screen = console()
+    screen.print(table_of(["trial", Column("state", text=True), Column("also", text=True), "about"], rows).console())
     hours = format_seconds(max(sum(left) / workers.jobs, max(left, default=0.0)))
     screen.print(
         f"{len(trials)} trials, {len(left)} to run, {workers.jobs} side by side: about {hours}", highlight=False
@@ -188,50 +179,17 @@ def _show_plan(trials: list[Trial], study: Study, workers: Workers) -> None:
 
 def _write_table(study: Study, rows: list[Row], trials: list[Trial], quiet: bool) -> None:
     from afire.cli.options import console
-    from afire.files import write_json, write_text
-    from afire.report.ablation import ablation_csv, ablation_figure, ablation_json, ablation_latex, ablation_markdown
-    from afire.report.style import save_figure, style
+    from afire.report.ablation import show_ablation, write_ablation
     from afire.studies.ablation_table import make_table
 
     table = make_table(study, rows, trials)
     if table is None:
         return
-    with style():
-        pictures = save_figure(ablation_figure(table), study.out / "ablation")
-    write_text(study.out / "table.md", ablation_markdown(table, [p.name for p in pictures if p.suffix == ".png"]))
-    write_text(study.out / "table.tex", ablation_latex(table))
-    write_text(study.out / "table.csv", ablation_csv(table))
-    write_json(study.out / "table.json", ablation_json(table))
+    page = write_ablation(study.out, table)
     if not quiet:
-        _show_table(table)
-        console().print(str(study.out / "table.md"), soft_wrap=True, markup=False, highlight=False)
-
-
-def _show_table(table: AblationTable) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from afire.cli.options import console
-    from afire.report.ablation import CAUTION, ordering_sentence
-    from afire.report.style import mean_sd, number, p_text
-
-    screen = console()
-    shown = Table()
-    shown.add_column("row", overflow="fold")
-    for name in ("AUC", "paper", "p paired", "detection", "p paired"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for row in table.rows:
-        tests = [p_text(row.against[name].paired.p) if row.against else "–" for name in ("auc", "detection")]
-        probe, detection = (mean_sd(row.measures[name]) for name in ("auc", "detection"))
-        paper = number(row.paper["auc"]) if row.paper else "–"
-        shown.add_row(Text(row.row.title), probe, paper, tests[0], detection, tests[1])
-    screen.print(shown)
-    if table.ordering is not None:
-        screen.print(Text(ordering_sentence(table.ordering)), soft_wrap=True)
-    if CAUTION in table.facts:
-        screen.print(Text(f"caution: {table.facts[CAUTION]}", style="yellow"), soft_wrap=True)
-    for note in table.notes:
-        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+        screen = console()
+        show_ablation(screen, table)
+        screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
 
 
 def _end(outcome: Outcome, trials: list[Trial]) -> None:

@@ -299,6 +299,6 @@ def _show(files: FigureFiles, quiet: bool) -> None:
     from afire.report.figures.files import number_table
 
     screen = console()
-    screen.print(number_table(files))
+    screen.print(number_table(files).console())
     for path in (files.png, files.pdf, files.json):
         screen.print(str(path), soft_wrap=True, markup=False, highlight=False)

@@ -10,11 +10,7 @@ import typer
 from afire.cli.options import Device, Preset, Quiet, Set, Verbose
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from afire.studies.reproduce.collect import TargetReport
     from afire.studies.reproduce.plan import Request
-    from afire.studies.reproduce.protocol import Difference
     from afire.studies.reproduce.run import PlannedStep
     from afire.studies.reproduce.sets import Target
     from afire.studies.steps import Outcome
@@ -127,7 +123,7 @@ def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: 
     from dataclasses import replace
 
     from afire.cli.options import console
-    from afire.report.reproduce_page import shared_pretraining, write_reproduction
+    from afire.report.reproduce_page import show_targets, write_reproduction
     from afire.studies.reproduce.collect import collect
     from afire.studies.reproduce.plan import plan as plan_steps
     from afire.studies.reproduce.plan import with_finished
@@ -140,11 +136,7 @@ def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: 
     reports = [report for report in reports if report.target in (*asked.targets, *reasons)]
     if not quiet:
         screen = console()
-        shared, names = shared_pretraining(reports)
-        if names:
-            _show_differences(screen, f"protocol differences of the pre-training behind {', '.join(names)}", shared)
-        for report in reports:
-            _show(screen, report)
+        show_targets(screen, reports)
         screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -164,47 +156,6 @@ def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     if request.dataset.name == "phantom":
         facts["meaning"] = "a tiny network and minutes: it shows that everything runs, not what the method is worth"
     return facts
-
-
-def _show(screen: Console, report: TargetReport) -> None:
-    """Rows that have numbers of ours, then the differences."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from afire.report.reproduce_page import percent, percent_sd
-
-    screen.print(Text(f"\n{report.title}", style="bold"))
-    if report.unfinished:
-        screen.print(Text(f"nothing yet: {report.unfinished}", style="yellow"), soft_wrap=True)
-        return
-    for block in report.blocks:
-        table = Table(title=f"{block.title} ({block.source})", title_justify="left")
-        table.add_column("percent", overflow="fold")
-        for words in block.columns.values():
-            table.add_column(f"{words}\npaper", justify="right", no_wrap=True)
-            table.add_column(f"{words}\nours", justify="right", no_wrap=True)
-        for row in block.rows:
-            if row.ours:
-                pairs = [(percent(row.paper.get(key)), percent_sd(row.ours.get(key))) for key in block.columns]
-                table.add_row(Text(row.name), *(text for pair in pairs for text in pair))
-        screen.print(table)
-    for stem in report.figures:
-        screen.print(f"{stem}.png", soft_wrap=True, markup=False, highlight=False)
-    _show_differences(screen, "protocol differences", report.differences)
-    for note in report.notes:
-        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
-
-
-def _show_differences(screen: Console, title: str, found: list[Difference]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("", "paper", "ours", title=title, title_justify="left")
-    for column in table.columns:
-        column.overflow = "fold"
-    for one in found:
-        table.add_row(Text(one.setting), Text(one.paper), Text(one.ours))
-    screen.print(table)
 
 
 def _end(outcome: Outcome, out: Path) -> None:

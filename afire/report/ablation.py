@@ -1,54 +1,107 @@
-"""The table of an ablation as Markdown, LaTeX (booktabs), CSV and JSON.
+"""An ablation for people: the table as Markdown, LaTeX, CSV, JSON and on the terminal, and as a picture.
 
-The ablation as a picture: a line for each row, a dot for its mean, the sd, each seed, and the paper's value.
+The picture has a line for each row: a dot for its mean, the sd, each seed, and the paper's value.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from rich.console import Console
+from rich.text import Text
 
 from afire._version import __version__
-from afire.report.style import COLOURS, DISCLAIMER, FAINT, INK, mean_sd, number, p_text
-from afire.report.task_tables import latex_text, markdown_table, signed
+from afire.files import write_json, write_text
+from afire.report.style import COLOURS, FAINT, INK, save_figure, style
+from afire.report.table import (
+    DASH,
+    DISCLAIMER,
+    Block,
+    Cell,
+    Column,
+    Entry,
+    Row,
+    Table,
+    best_mean,
+    estimate_cell,
+    facts_table,
+    latex_text,
+    mean_sd,
+    number,
+    p_text,
+    records_table,
+    signed,
+    table_of,
+)
 from afire.studies.ablate_detect import DETECTION, DETECTORS
 from afire.studies.ablation_grid import FULL, TABLES
 from afire.studies.ablation_table import MEASURES, PROBE_METRICS, AblationTable, Ordering, TableRow
-from afire.tasks.results import Estimate
 
-_WORDS = {"auc": "AUC", "accuracy": "ACC", "f1": "F1", "detection": "detection AUC"}
 _OTHER = "Other rows"
 CAUTION = "caution"
+_COLUMNS = [
+    Column("row", text=True, latex="Row"),
+    Column("AUC", key="auc"),
+    Column("ACC", key="accuracy"),
+    Column("F1", key="f1"),
+    Column("paper AUC / ACC / F1", latex="Paper", key="paper"),
+    Column("paper", key="paper_auc"),
+    Column("Δ AUC", latex=r"$\Delta$AUC", key="auc_difference"),
+    Column("p seeds", latex="$p$ seeds", key="auc_p_seeds"),
+    Column("p paired", latex="$p$ paired", key="auc_p_paired"),
+    Column("detection AUC", short="detection", latex="Detection", key="detection"),
+    Column("Δ", key="detection_difference"),
+    Column("p seeds", key="detection_p_seeds"),
+    Column("p paired", latex="$p$ paired", key="detection_p_paired"),
+    Column("seeds"),
+    Column("min a trial", key="minutes"),
+]
+_TESTS = ("difference", "p_seeds", "p_paired")
+_AUC_TESTS, _DETECTION_TESTS = ([f"{name}_{test}" for test in _TESTS] for name in ("auc", "detection"))
+_PAGE = ("row", *PROBE_METRICS, "paper", *_AUC_TESTS, "detection", *_DETECTION_TESTS, "seeds", "minutes")
+_LATEX = ("row", *PROBE_METRICS, "paper", *_AUC_TESTS, "detection", "detection_p_paired")
+_TERMINAL = ("row", "auc", "paper_auc", "auc_p_paired", "detection", "detection_p_paired")
+
+
+def write_ablation(out: Path, table: AblationTable) -> Path:
+    """Write the table in every form and the picture; the page's path."""
+    with style():
+        pictures = save_figure(ablation_figure(table), out / "ablation")
+    write_text(out / "table.md", ablation_markdown(table, [path.name for path in pictures if path.suffix == ".png"]))
+    write_text(out / "table.tex", ablation_latex(table))
+    write_text(out / "table.csv", ablation_csv(table))
+    write_json(out / "table.json", ablation_json(table))
+    return out / "table.md"
 
 
 def sections(table: AblationTable) -> list[tuple[str, list[TableRow]]]:
     """The rows by table of the paper, in its order; the full method opens each. A user's own rows come last."""
     full = [row for row in table.rows if row.row.name == FULL]
-    found = []
+    groups = []
     for name, title in TABLES.items():
         members = [row for row in table.rows if name in row.row.tables and row.row.name != FULL]
         if members:
-            found.append((title, full + sorted(members, key=lambda row: row.row.tables[name])))
+            groups.append((title, full + sorted(members, key=lambda row: row.row.tables[name])))
     own = [row for row in table.rows if not row.row.tables]
-    return [*found, *([(_OTHER, full + own)] if own else [])] or [(TABLES["table1"], full)]
+    return [*groups, *([(_OTHER, full + own)] if own else [])] or [(TABLES["table1"], full)]
 
 
 def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str:
     """The page of an ablation."""
-    parts = ["# Ablation", _facts(table.facts)]
+    parts = ["# Ablation", facts_table({k: v for k, v in table.facts.items() if k != CAUTION}).markdown()]
+    parts += [f"**Caution.** {table.facts[CAUTION]}"] if CAUTION in table.facts else []
     for title, rows in sections(table):
-        parts += [f"## {title}", _main_table(rows)]
-    parts += ["## Detection without adaptation", _detector_text(), _detector_table(table.rows)]
+        parts += [f"## {title}", _shown([(title, rows)]).only(*_PAGE).markdown()]
+    parts += ["## Detection without adaptation", _detector_text(), _detector_table(table.rows).markdown()]
     if table.ordering is not None:
-        parts += ["## Our order and the paper's", ordering_sentence(table.ordering)]
+        parts += ["## Our order and the paper's", ordering_text(table.ordering)]
     parts += ["## How to read it", _reading()]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
@@ -56,8 +109,31 @@ def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str
     return "\n\n".join([*parts, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
 
 
-def ordering_sentence(ordering: Ordering) -> str:
-    """One or two sentences on whether the rows come in the paper's order."""
+def show_ablation(screen: Console, table: AblationTable) -> None:
+    """The table on the terminal, and what must be known to read it."""
+    screen.print(_shown([("", table.rows)]).only(*_TERMINAL).console())
+    if table.ordering is not None:
+        screen.print(Text(ordering_text(table.ordering)), soft_wrap=True)
+    if CAUTION in table.facts:
+        screen.print(Text(f"caution: {table.facts[CAUTION]}", style="yellow"), soft_wrap=True)
+    for note in table.notes:
+        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def ablation_latex(table: AblationTable) -> str:
+    """One booktabs table, its groups apart by rules; the best mean of each column in bold."""
+    seeds = max(len(row.seeds) for row in table.rows)
+    caption = (
+        f"Ablation: linear probe and detection AUC, mean $\\pm$ sd over {seeds} seed{'s' if seeds > 1 else ''}. "
+        f"Paper: its AUC / ACC / F1. Data: {_plain(table.facts['data'])}; {_plain(table.facts['budget'])}."
+        + (f" Caution: {_plain(table.facts[CAUTION])}" if CAUTION in table.facts else "")
+    )
+    best = {name: best_mean(row.measures[name] for row in table.rows) for name in MEASURES}
+    return _shown(sections(table), best).only(*_LATEX).latex(caption)
+
+
+def ordering_text(ordering: Ordering) -> str:
+    """Whether the rows come in the paper's order, in words."""
     start = (
         f"Spearman's rank correlation between our probe AUC and the paper's over {ordering.rows} rows is "
         f"{number(ordering.spearman, 2)}."
@@ -67,47 +143,42 @@ def ordering_sentence(ordering: Ordering) -> str:
     return f"{start} Not on the side of the full method where the paper has them: {', '.join(ordering.disagree)}."
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    lines = [f"| {name} | {text} |" for name, text in facts.items() if name != CAUTION]
-    page = "\n".join(["| | |", "|---|---|", *lines])
-    return f"{page}\n\n**Caution.** {facts[CAUTION]}" if CAUTION in facts else page
+def _shown(groups: Sequence[tuple[str, Sequence[TableRow]]], best: Mapping[str, float] | None = None) -> Table:
+    """Every column of every row; ``best`` are the means to set in bold in LaTeX."""
+    marked = best or dict.fromkeys(MEASURES, math.nan)
+    return Table(_COLUMNS, [Block([_shown_row(row, marked) for row in rows], title) for title, rows in groups])
 
 
-def _main_table(rows: Sequence[TableRow]) -> str:
-    header = ["row", "AUC", "ACC", "F1", "paper AUC / ACC / F1", "Δ AUC", "p seeds", "p paired"]
-    header += ["detection AUC", "Δ", "p seeds", "p paired", "seeds", "min a trial"]
-    return markdown_table(header, [_main_cells(row) for row in rows])
-
-
-def _main_cells(row: TableRow) -> list[str]:
-    paper = " / ".join(f"{100 * value:.1f}" for value in row.paper.values()) or "–"
-    name = f"**{row.row.title}**" if row.row.name == FULL else row.row.title
-    cells = [name, *(mean_sd(row.measures[metric]) for metric in PROBE_METRICS), paper, *_against(row, "auc")]
-    cells += [mean_sd(row.measures["detection"]), *_against(row, "detection")]
-    return [*cells, str(len(row.seeds)), f"{row.minutes:.1f}"]
+def _shown_row(row: TableRow, best: Mapping[str, float]) -> Row:
+    estimates = {name: estimate_cell(row.measures[name], best[name]) for name in MEASURES}
+    cells: list[Entry] = [Cell(row.row.title, latex_text(row.row.title)), *(estimates[name] for name in PROBE_METRICS)]
+    cells += [" / ".join(f"{100 * value:.1f}" for value in row.paper.values()) or DASH]
+    cells += [number(row.paper["auc"]) if row.paper else DASH, *_against(row, "auc")]
+    cells += [estimates["detection"], *_against(row, "detection"), str(len(row.seeds)), f"{row.minutes:.1f}"]
+    return Row(cells, "bold" if row.row.name == FULL else "")
 
 
 def _against(row: TableRow, measure: str) -> list[str]:
     if measure not in row.against:
-        return ["= full" if row.same_as_full else "–", "–", "–"]
-    one = row.against[measure]
-    return [signed(one.difference), p_text(one.p_seeds), p_text(one.paired.p)]
+        return ["= full" if row.same_as_full else DASH, DASH, DASH]
+    against = row.against[measure]
+    return [signed(against.difference), p_text(against.p_seeds), p_text(against.paired.p)]
 
 
 def _detector_text() -> str:
-    words = "; ".join(f"*{name}*: {meaning}" for name, meaning in DETECTORS.items())
+    meanings = "; ".join(f"*{name}*: {meaning}" for name, meaning in DETECTORS.items())
     return (
-        f"AUC on the test films of scores that saw normal training films only, directions fixed beforehand. {words}. "
-        f"*{DETECTION}* is the detection column above, because every row has it; a dash: the row lacks what it needs."
+        f"AUC on the test films of scores that saw normal training films only, directions fixed beforehand. {meanings}."
+        f" *{DETECTION}* is the detection column above, because every row has it; a dash: the row lacks what it needs."
     )
 
 
-def _detector_table(rows: Sequence[TableRow]) -> str:
+def _detector_table(rows: Sequence[TableRow]) -> Table:
     lines = [
-        [row.row.title, *(mean_sd(row.detectors[name]) if name in row.detectors else "–" for name in DETECTORS)]
+        [row.row.title, *(mean_sd(row.detectors[name]) if name in row.detectors else DASH for name in DETECTORS)]
         for row in rows
     ]
-    return markdown_table(["row", *DETECTORS], lines)
+    return table_of(["row", *DETECTORS], lines)
 
 
 def _reading() -> str:
@@ -120,74 +191,13 @@ def _reading() -> str:
     )
 
 
-def ablation_latex(table: AblationTable) -> str:
-    """One booktabs table, its groups apart by rules; the best mean of each column in bold."""
-    groups = sections(table)
-    best = {name: max(_mean(row.measures[name]) for row in table.rows) for name in MEASURES}
-    lines: list[str] = []
-    for number_, (title, rows) in enumerate(groups):
-        lines += [r"  \midrule"] if number_ else []
-        lines.append(f"  \\multicolumn{{10}}{{l}}{{\\emph{{{latex_text(title)}}}}} \\\\")
-        lines += ["  " + " & ".join(_latex_cells(row, best)) + r" \\" for row in rows]
-    header = ["Row", "AUC", "ACC", "F1", "Paper", r"$\Delta$AUC", "$p$ seeds", "$p$ paired", "Detection", "$p$ paired"]
-    seeds = max(len(row.seeds) for row in table.rows)
-    caption = (
-        f"Ablation: linear probe and detection AUC, mean $\\pm$ sd over {seeds} seed{'s' if seeds > 1 else ''}. "
-        f"Paper: its AUC / ACC / F1. Data: {_plain(table.facts['data'])}; {_plain(table.facts['budget'])}."
-        + (f" Caution: {_plain(table.facts[CAUTION])}" if CAUTION in table.facts else "")
-    )
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering\small",
-            f"  \\caption{{{caption}}}",
-            f"  \\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-            r"  \toprule",
-            "  " + " & ".join(header) + r" \\",
-            r"  \midrule",
-            *lines,
-            r"  \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def _latex_cells(row: TableRow, best: Mapping[str, float]) -> list[str]:
-    paper = " / ".join(f"{100 * value:.1f}" for value in row.paper.values()) or "--"
-    delta, p_seeds, p_paired = map(_latex_signs, _against(row, "auc"))
-    cells = [latex_text(row.row.title), *(_latex_estimate(row.measures[name], best[name]) for name in PROBE_METRICS)]
-    cells += [paper, delta, p_seeds, p_paired, _latex_estimate(row.measures["detection"], best["detection"])]
-    return [*cells, _latex_signs(_against(row, "detection")[2])]
-
-
-def _latex_estimate(one: Estimate, best: float) -> str:
-    if math.isnan(one.mean):
-        return "--"
-    mean = rf"\mathbf{{{number(one.mean)}}}" if one.mean == best else number(one.mean)
-    return f"${mean}$" if math.isnan(one.sd) else rf"${mean} \pm {number(one.sd)}$"
-
-
-def _latex_signs(text: str) -> str:
-    if text[:1] in "+−":
-        return f"${text.replace('−', '-')}$"
-    return text.replace("<", "$<$").replace("–", "--")
-
-
 def _plain(text: str) -> str:
     return latex_text(text.replace("`", ""))
 
 
 def ablation_csv(table: AblationTable) -> str:
     """A line for each row, every number in full."""
-    stream = io.StringIO()
-    records = [_record(row) for row in table.rows]
-    names = list(dict.fromkeys(name for record in records for name in record))
-    writer = csv.DictWriter(stream, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return stream.getvalue()
+    return records_table([_record(row) for row in table.rows]).csv()
 
 
 def ablation_json(table: AblationTable) -> dict[str, Any]:
@@ -216,8 +226,8 @@ def ablation_json(table: AblationTable) -> dict[str, Any]:
 def _record(row: TableRow) -> dict[str, Any]:
     record: dict[str, Any] = {"row": row.row.name, "title": row.row.title, "seeds": len(row.seeds)}
     for name in MEASURES:
-        one = row.measures[name]
-        record |= {f"{name}_mean": one.mean, f"{name}_sd": one.sd, f"{name}_low": one.low, f"{name}_high": one.high}
+        value = row.measures[name]
+        record |= {f"{name}_{part}": getattr(value, part) for part in ("mean", "sd", "low", "high")}
         if name in row.against:
             against = row.against[name]
             record |= {
@@ -228,17 +238,13 @@ def _record(row: TableRow) -> dict[str, Any]:
                 f"{name}_p_paired": against.paired.p,
             }
     record |= {f"paper_{name}": value for name, value in row.paper.items()}
-    record |= {f"detector_{name}_mean": one.mean for name, one in row.detectors.items()}
-    record |= {f"detector_{name}_sd": one.sd for name, one in row.detectors.items()}
+    record |= {f"detector_{name}_mean": value.mean for name, value in row.detectors.items()}
+    record |= {f"detector_{name}_sd": value.sd for name, value in row.detectors.items()}
     return record | {"minutes": row.minutes}
 
 
 def _or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _mean(one: Estimate) -> float:
-    return -math.inf if math.isnan(one.mean) else one.mean
 
 
 _LINE_HEIGHT = 0.27
@@ -283,10 +289,10 @@ def _panel(axis: Axes, lines: Sequence[str | TableRow], measure: str) -> None:
         if isinstance(line, str):
             continue
         axis.axhline(height, color=FAINT, linewidth=0.4, alpha=0.6, zorder=0)
-        one = line.measures[measure]
-        spread = 0.0 if math.isnan(one.sd) else one.sd
-        axis.errorbar(one.mean, height, xerr=spread, color=_OURS, marker="o", markersize=5, linewidth=1.4, zorder=3)
-        axis.plot(one.values, [height] * len(one.values), "|", color=INK, markersize=6, alpha=0.8, zorder=4)
+        value = line.measures[measure]
+        spread = 0.0 if math.isnan(value.sd) else value.sd
+        axis.errorbar(value.mean, height, xerr=spread, color=_OURS, marker="o", markersize=5, linewidth=1.4, zorder=3)
+        axis.plot(value.values, [height] * len(value.values), "|", color=INK, markersize=6, alpha=0.8, zorder=4)
         if measure in line.paper:
             axis.plot(
                 line.paper[measure], height, "D", markersize=5.5, fillstyle="none", color=_PAPER, markeredgewidth=1.3

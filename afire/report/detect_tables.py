@@ -18,8 +18,7 @@ from afire.detect.choose import GAIN, NEVER_CHOSEN, Choice
 from afire.detect.evaluate import Evaluated, Line, Place, is_sign_flipped
 from afire.detect.localise import PRO_LIMIT
 from afire.files import write_json, write_text
-from afire.report.style import DISCLAIMER, interval_text, mean_sd, number
-from afire.report.task_tables import markdown_table, signed
+from afire.report.table import DISCLAIMER, interval_text, mean_sd, number, signed, table_of
 from afire.tasks.results import PREDICTIONS, RESULT, to_json
 
 CHOICE_PAGE = "choice.md"
@@ -44,7 +43,7 @@ def choice_page(detector: AnomalyDetector) -> str:
     sections = [
         f"# Score: {choice.name}",
         " ".join([how_chosen(choice), rule(choice), _never(choice)]).strip(),
-        markdown_table(["score", "mean AUC", *kinds], rows),
+        table_of(["score", "mean AUC", *kinds], rows).markdown(),
         "AUC of held-out normal films against the same films with drawn lesions, kind by kind; larger scores mean more "
         "abnormal, so an AUC below 0.5 is a score that works sign-flipped. The chosen score is in bold.",
         "\n".join(f"{place}. {step}" for place, step in enumerate(choice.steps, start=1)),
@@ -184,7 +183,7 @@ def detection_page(found: Evaluated, pictures: Sequence[str] = ()) -> str:
 
 def rows_table(lines: Sequence[Line]) -> str:
     """Chosen, single and trivial rows; the latter in italics."""
-    return markdown_table(_HEADER, [[_styled(line), *_cells(line)] for line in lines])
+    return table_of(_HEADER, [[_styled(line), *_cells(line)] for line in lines]).markdown()
 
 
 def findings_table(found: Evaluated) -> str:
@@ -200,7 +199,7 @@ def findings_table(found: Evaluated) -> str:
         ]
         for name in order
     ]
-    return markdown_table(["finding", "films", "AUC", "95 % interval", "AP"], rows)
+    return table_of(["finding", "films", "AUC", "95 % interval", "AP"], rows).markdown()
 
 
 def place_table(place: Place) -> str:
@@ -209,7 +208,7 @@ def place_table(place: Place) -> str:
         ["pixel AUROC", mean_sd(place.pixel_auc), "–", "0.500"],
         [f"PRO to {PRO_LIMIT:g}", mean_sd(place.pro), "–", number(PRO_LIMIT / 2)],
     ]
-    return markdown_table(["heat of the chosen score", "value", "95 % interval", "by chance"], rows)
+    return table_of(["heat of the chosen score", "value", "95 % interval", "by chance"], rows).markdown()
 
 
 def _facts(found: Evaluated) -> str:

@@ -1,17 +1,21 @@
-"""``reproduce.md`` and its LaTeX tables: the paper, ours, and where the protocols differ."""
+"""``reproduce.md``, its LaTeX tables and the terminal: the paper, ours, and where the protocols differ."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
 
 from afire._version import __version__
 from afire.files import read_json, write_json, write_text
 from afire.report.figures.files import FigureFiles, number_table
-from afire.report.style import DISCLAIMER
-from afire.report.task_tables import latex_text, markdown_table
+from afire.report.table import DASH, DISCLAIMER, Column, Table, facts_table, latex_text, table_of
+from afire.report.table import Row as Line
 from afire.studies.reproduce.collect import Block, Row, TargetReport
 from afire.studies.reproduce.protocol import Difference
 from afire.tasks.results import Estimate, to_json
@@ -36,8 +40,7 @@ def reproduction_page(
     out: Path, reports: Sequence[TargetReport], facts: Mapping[str, str], commands: Sequence[str]
 ) -> str:
     """The page as Markdown; paths in it are relative to ``out``."""
-    parts = ["# Reproduction"]
-    parts.append("\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())]))
+    parts = ["# Reproduction", facts_table(facts).markdown()]
     parts.append(
         "Numbers are percentages, as in the paper: *paper* as published, *ours* mean ± sd over runs, with the protocol "
         "differences below each table. A number beside one of the paper's is comparable only as far as that list "
@@ -63,96 +66,86 @@ def _target_parts(out: Path, report: TargetReport) -> list[str]:
     if report.unfinished:
         return [*parts, f"**Nothing here yet.** {report.unfinished[:1].upper()}{report.unfinished[1:]}."]
     for block in report.blocks:
-        parts += [f"{block.title} ({block.source}):", block_markdown(block)]
+        parts += [f"{block.title} ({block.source}):", block_table(block).markdown()]
     for stem in report.figures:
         parts.append(f"![{stem.name}]({_relative(stem, out)}.png)")
-        parts += [figure_numbers(stem)] if stem.with_name(f"{stem.name}.json").exists() else []
+        parts += [figure_numbers(stem).markdown()] if stem.with_name(f"{stem.name}.json").exists() else []
     parts += ["Protocol differences:", differences_markdown(report.differences)]
     if report.notes:
         parts.append("\n".join(f"- {note}" for note in report.notes))
     return parts
 
 
-def block_markdown(block: Block) -> str:
-    """Two columns for each of the paper's: its number and ours."""
-    header = [""]
-    for words in block.columns.values():
-        header += [f"{words}, paper", f"{words}, ours"]
-    return markdown_table(header, [[_name(row), *_cells(row, block)] for row in block.rows])
+def show_targets(screen: Console, reports: Sequence[TargetReport]) -> None:
+    """The same on the terminal: rows that have numbers of ours, figures, differences and notes."""
+    shared, names = shared_pretraining(reports)
+    if names:
+        title = f"protocol differences of the pre-training behind {', '.join(names)}"
+        screen.print(difference_table(shared, title).console())
+    for report in reports:
+        _show(screen, report)
 
 
-def _name(row: Row) -> str:
-    return f"**{row.name}**" if row.ours and row.paper else row.name
+def _show(screen: Console, report: TargetReport) -> None:
+    screen.print(Text(f"\n{report.title}", style="bold"))
+    if report.unfinished:
+        screen.print(Text(f"nothing yet: {report.unfinished}", style="yellow"), soft_wrap=True)
+        return
+    for block in report.blocks:
+        ours = replace(block, rows=[row for row in block.rows if row.ours])
+        screen.print(block_table(ours, f"{block.title} ({block.source})").console())
+    for stem in report.figures:
+        screen.print(f"{stem}.png", soft_wrap=True, markup=False, highlight=False)
+    screen.print(difference_table(report.differences, "protocol differences").console())
+    for note in report.notes:
+        screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 
 
-def _cells(row: Row, block: Block) -> list[str]:
-    cells = []
-    for key in block.columns:
-        cells += [percent(row.paper.get(key)), percent_sd(row.ours.get(key))]
-    return cells
+def block_table(block: Block, title: str = "") -> Table:
+    """Two columns for each of the paper's: its number and ours, in percent."""
+    columns = [Column("", text=True, short="percent", latex="")]
+    columns += [Column(side, group=words) for words in block.columns.values() for side in ("paper", "ours")]
+    return table_of(columns, [_line(row, block) for row in block.rows], title)
 
 
-def percent(share: float | None) -> str:
-    """``89.4``, or a dash."""
-    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f}"
-
-
-def percent_sd(one: Estimate | None) -> str:
-    """``89.4 ± 0.3``; one run has no sd."""
-    if one is None or math.isnan(one.mean):
-        return "–"
-    return percent(one.mean) if math.isnan(one.sd) else f"{percent(one.mean)} ± {100 * one.sd:.1f}"
-
-
-def differences_markdown(differences: Sequence[Difference]) -> str:
-    """What the paper did and what was done here."""
-    lines = [f"| {_cell(one.setting)} | {_cell(one.paper)} | {_cell(one.ours)} |" for one in differences]
-    return "\n".join(["| | paper | ours |", "|---|---|---|", *lines]) if lines else "None that afire knows of."
-
-
-def figure_numbers(stem: Path) -> str:
-    """The numbers of a figure, as ``afire figure`` shows them."""
-    png, pdf, record = (stem.with_name(stem.name + ending) for ending in (".png", ".pdf", ".json"))
-    table = number_table(FigureFiles(png, pdf, record, read_json(record)))
-    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
-    header, *rows = [list(row) for row in zip(*columns, strict=True)]
-    return markdown_table(header, rows)
+def _line(row: Row, block: Block) -> Line:
+    pairs = [(percent(row.paper.get(key)), percent_sd(row.ours.get(key))) for key in block.columns]
+    return Line([row.name, *(text for pair in pairs for text in pair)], "bold" if row.ours and row.paper else "")
 
 
 def block_latex(block: Block, title: str) -> str:
     """A booktabs table; the better of the paper's number and ours is not marked: protocols differ."""
-    header = ["", *(f"\\multicolumn{{2}}{{c}}{{{latex_text(words)}}}" for words in block.columns.values())]
-    below = ["", *["paper", "ours"] * len(block.columns)]
-    lines = [
-        " & ".join([latex_text(row.name), *(_latex(cell) for cell in _cells(row, block))]) + r" \\"
-        for row in block.rows
-    ]
-    caption = f"{latex_text(title)}. {latex_text(block.title)} ({latex_text(block.source)}), percent."
-    return "\n".join(
-        [
-            r"\begin{table}",
-            r"  \centering\small",
-            f"  \\caption{{{caption} {latex_text(DISCLAIMER)}}}",
-            f"  \\begin{{tabular}}{{l{'rr' * len(block.columns)}}}",
-            r"  \toprule",
-            "  " + " & ".join(header) + r" \\",
-            "  " + " & ".join(below) + r" \\",
-            r"  \midrule",
-            *(f"  {line}" for line in lines),
-            r"  \bottomrule",
-            r"  \end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+    caption = f"{title}. {block.title} ({block.source}), percent. {DISCLAIMER}"
+    return block_table(block).latex(latex_text(caption))
 
 
-def _latex(cell: str) -> str:
-    return cell.replace("–", "--").replace("±", r"$\pm$")
+def percent(share: float | None) -> str:
+    """``89.4``, or a dash."""
+    return DASH if share is None or math.isnan(share) else f"{100 * share:.1f}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def percent_sd(estimate: Estimate | None) -> str:
+    """``89.4 ± 0.3``; one run has no sd."""
+    if estimate is None or math.isnan(estimate.mean):
+        return DASH
+    mean = percent(estimate.mean)
+    return mean if math.isnan(estimate.sd) else f"{mean} ± {100 * estimate.sd:.1f}"
+
+
+def differences_markdown(differences: Sequence[Difference]) -> str:
+    """What the paper did and what was done here."""
+    return difference_table(differences).markdown() if differences else "None that afire knows of."
+
+
+def difference_table(differences: Sequence[Difference], title: str = "") -> Table:
+    columns = [Column(name, text=True) for name in ("", "paper", "ours")]
+    return table_of(columns, [[one.setting, one.paper, one.ours] for one in differences], title)
+
+
+def figure_numbers(stem: Path) -> Table:
+    """The numbers of a figure, as ``afire figure`` shows them."""
+    png, pdf, record = (stem.with_name(stem.name + ending) for ending in (".png", ".pdf", ".json"))
+    return number_table(FigureFiles(png, pdf, record, read_json(record)))
 
 
 def _relative(path: Path, start: Path) -> str:

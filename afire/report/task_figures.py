@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from afire.data.pack import Films
 from afire.data.rle import decode_rle
-from afire.report.style import COLOURS, FAINT, INK, MARKERS, METRIC_WORDS, panels, save_figure, style
+from afire.report.style import COLOURS, FAINT, INK, MARKERS, panels, save_figure, style
+from afire.report.table import METRIC_WORDS
 from afire.tasks.masks import load_masks, mask_cells
 from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH, VALUE, Result

@@ -180,7 +180,7 @@ def write_study(folder: Path, auc_of: dict[str, float]) -> None:
 def test_tables_name_the_difference_to_random_weights(tmp_path: Path) -> None:
     write_study(tmp_path, {"random": 0.2, "afire": 2.0, **dict.fromkeys(study.TRIVIAL, 0.2)})
     [found] = study_tables.rows_of(tmp_path, "probe", ["random", "afire"])
-    lines = list(study_tables.table(found, ("auc", "accuracy", "f1")))
+    lines = study_tables.table(found, ("auc", "accuracy", "f1")).markdown().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert len({len(row) for row in cells}) == 1
     names = [row[0] for row in cells[2:]]

@@ -19,7 +19,7 @@ from afire.detect.localise import CHOSEN
 from afire.errors import UserError
 from afire.report.detect_pictures import write_detection_figures
 from afire.report.detect_tables import choice_page, detection_page, write_detection
-from afire.report.style import DISCLAIMER
+from afire.report.table import DISCLAIMER
 from afire.tasks.compare import compare
 from afire.tasks.metrics import Difference
 from afire.tasks.results import estimate, read_result, write_result

@@ -14,10 +14,11 @@ from afire.report.ablation import (
     ablation_json,
     ablation_latex,
     ablation_markdown,
-    ordering_sentence,
+    ordering_text,
     sections,
 )
-from afire.report.style import DISCLAIMER, style
+from afire.report.style import style
+from afire.report.table import DISCLAIMER
 from afire.studies.ablation_grid import Row, RowFile, known_rows
 from afire.studies.ablation_table import MEASURES, AblationTable, Against, Ordering, TableRow
 from afire.tasks.metrics import Difference
@@ -94,9 +95,9 @@ def test_csv_and_json_hold_every_number(table: AblationTable) -> None:
 
 
 def test_the_sentence_on_order() -> None:
-    assert "Every row" in ordering_sentence(Ordering(4, 1.0, []))
-    assert "–" in ordering_sentence(Ordering(4, math.nan, []))
-    assert "Not on the side" in ordering_sentence(Ordering(4, 0.1, ["a", "b"]))
+    assert "Every row" in ordering_text(Ordering(4, 1.0, []))
+    assert "–" in ordering_text(Ordering(4, math.nan, []))
+    assert "Not on the side" in ordering_text(Ordering(4, 0.1, ["a", "b"]))
 
 
 def test_nothing_in_the_figure_lies_on_anything_else(table: AblationTable) -> None:

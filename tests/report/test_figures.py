@@ -41,7 +41,7 @@ def check(files: FigureFiles, kind: str) -> dict[str, object]:
     record = json.loads(files.json.read_text())
     assert record["figure"] == kind and record["numbers"] and record["command"] and record["weights"]
     assert record["note"] == "Research software, not a medical device."
-    assert number_table(files).row_count > 0
+    assert number_table(files).rows
     return dict(record)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from afire.files import read_json
-from afire.report.reproduce_page import block_latex, block_markdown, percent_sd, write_reproduction
-from afire.report.style import DISCLAIMER
+from afire.report.reproduce_page import block_latex, block_table, percent_sd, write_reproduction
+from afire.report.table import DISCLAIMER
 from afire.studies.reproduce.collect import Block, Row, TargetReport
 from afire.studies.reproduce.protocol import Difference
 from afire.tasks.results import estimate
@@ -25,7 +25,7 @@ def block() -> Block:
 
 
 def test_both_numbers_stand_side_by_side(block: Block) -> None:
-    lines = block_markdown(block).splitlines()
+    lines = block_table(block).markdown().splitlines()
     assert lines[0] == "|  | 1 %, paper | 1 %, ours | 100 %, paper | 100 %, ours |"
     assert lines[2:] == [
         "| **AFiRe_1** | 63.2 | 55.0 ± 7.1 | 83.2 | 70.0 |",

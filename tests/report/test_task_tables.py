@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from afire.report.style import interval_text, mean_sd, metric_word, number, p_text, short_word
 from afire.report.task_tables import (
     comparison_latex,
     comparison_markdown,
-    comparison_tables,
-    latex_text,
-    markdown_table,
     result_page,
+    show_comparison,
     show_results,
     write_page,
 )
@@ -43,15 +40,6 @@ def comparison() -> Comparison:
     return Comparison(1.0, entries, ["auc"], LABELS, [pair], ["a note"])
 
 
-def test_numbers_are_written_one_way() -> None:
-    one = Estimate(0.85349, 0.0041, 0.8, 0.9, [])
-    assert mean_sd(one) == "0.853 ± 0.004" and interval_text(one) == "0.800 to 0.900"
-    assert mean_sd(Estimate(0.5, math.nan, math.nan, math.nan, [])) == "0.500"
-    assert number(math.nan) == "–" and interval_text(Estimate(0.5, 0.1, math.nan, math.nan, [])) == ""
-    assert [p_text(p) for p in (0.0004, 0.03, math.nan)] == ["< 0.001", "0.030", "–"]
-    assert metric_word("average_precision") == "average precision" and short_word("average_precision") == "AP"
-
-
 def test_the_page_says_what_was_measured_on_what(tmp_path: Path) -> None:
     page = result_page(complete(), ["roc.png"])
     for piece in (
@@ -71,11 +59,6 @@ def test_the_page_says_what_was_measured_on_what(tmp_path: Path) -> None:
     assert "roc.pdf" not in (tmp_path / "result.md").read_text(encoding="utf-8")
 
 
-def test_markdown_tables_have_one_width() -> None:
-    lines = markdown_table(["a", "b"], [["x|y", "1"], ["z\nw", "2"]]).splitlines()
-    assert len(lines) == 4 and {line.replace("\\|", "").count("|") for line in lines} == {3}
-
-
 def test_a_comparison_as_markdown() -> None:
     page = comparison_markdown([comparison()])
     assert "| run_1 & co | AUC | +0.050 | −0.010 to +0.100 | < 0.001 | – |" in page
@@ -90,7 +73,6 @@ def test_a_comparison_as_latex_escapes_and_marks_the_best() -> None:
     assert r"run\_1 \& co & $\mathbf{0.850} \pm 0.020$ & $<$ 0.001 & -- \\" in table
     assert r"random & $0.800 \pm 0.010$ & -- & -- \\" in table
     assert table.count(r"\begin{tabular}{lrrr}") == 1 == table.count(r"\bottomrule")
-    assert latex_text("a_b%{c}~^\\") == r"a\_b\%\{c\}\textasciitilde{}\textasciicircum{}\textbackslash{}"
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -100,8 +82,7 @@ def test_results_fit_a_narrow_terminal(several: bool) -> None:
     screen = Console(width=80, record=True)
     results = [complete(), dataclasses.replace(complete(), fraction=0.1)] if several else [complete()]
     show_results(screen, results)
-    for table in comparison_tables(comparison(), ["auc"]):
-        screen.print(table)
+    show_comparison(screen, comparison(), ["auc"])
     text = screen.export_text()
     assert "0.800" in text and "note: label Hernia" in text and "…" not in text
     assert ("labels used" in text) is several

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.report.figures.files import FigureFiles, Source, as_source, claim, save
-from afire.report.style import COLOURS, DOUBLE, FAINT, INK, MARKERS, number, style
+from afire.report.style import COLOURS, DOUBLE, FAINT, INK, MARKERS, style
+from afire.report.table import number
 from afire.tasks.evaluate import bootstrap_means
 from afire.tasks.features import data_content_hash
 from afire.tasks.figure_data import Rows

@@ -1,8 +1,6 @@
-"""Where a figure goes: ``NAME.png`` for the eye, ``NAME.pdf`` for the paper, ``NAME.json`` with every number in it.
+"""What all figures share: the films they are drawn from, the files they become, and the table of their numbers.
 
-What all figures share: which films they are drawn from, and how these are named below the picture.
-
-The numbers of a figure on the terminal, taken from its record.
+``NAME.png`` for the eye, ``NAME.pdf`` for the paper, ``NAME.json`` with every number in it.
 """
 
 from __future__ import annotations
@@ -14,14 +12,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from afire.config import ImageConfig
 from afire.data.pack import Films, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import write_json
-from afire.report.style import DISCLAIMER, PRINT_DPI, number, save_figure
+from afire.report.style import PRINT_DPI, save_figure
+from afire.report.table import DISCLAIMER, Column, Table, number, table_of
 from afire.tasks.figure_data import Part, Rows, describe_films, draw_rows, part_rows
 from afire.tasks.results import to_json
 from afire.training.run_folder import environment
@@ -131,15 +129,8 @@ _SHORT = {"hit": "pointing game", "iou_half": "IoU, half", "iou_share": "IoU, hi
 
 def number_table(files: FigureFiles) -> Table:
     """One table for each kind of figure: a row for each weights, input or result."""
-    kind = str(files.record["figure"])
-    header, rows = _ROWS[kind](files.numbers)
-    table = Table(title=None)
-    table.add_column(header[0])
-    for name in header[1:]:
-        table.add_column(name, justify="right" if name else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    header, rows = _ROWS[str(files.record["figure"])](files.numbers)
+    return table_of([Column(title, text=not place or not title) for place, title in enumerate(header)], rows)
 
 
 def _maps(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from afire.config import Config
 from afire.methods.afire import Network
 from afire.report.figures.files import FigureFiles, Source, as_source, claim, films_text, save
-from afire.report.style import COLOURS, DOUBLE, INK, MARKERS, SINGLE, number, style
+from afire.report.style import COLOURS, DOUBLE, INK, MARKERS, SINGLE, style
+from afire.report.table import number
 from afire.tasks.features import film_features
 from afire.tasks.figure_data import (
     LANDMARKS,

@@ -20,7 +20,8 @@ from afire.data.pack import Films
 from afire.errors import UserError
 from afire.report.figures.files import FigureFiles, Source, claim, films_text, save
 from afire.report.figures.pages import SIDE, atlas_figure
-from afire.report.style import DOUBLE, INK, number, style
+from afire.report.style import DOUBLE, INK, style
+from afire.report.table import number
 from afire.tasks.evaluate import bootstrap_means
 from afire.tasks.figure_data import INPUTS, Errors, Restored, Rows, check_restores, restoration_errors, restore_films
 from afire.tasks.places import Atlas, build_atlas

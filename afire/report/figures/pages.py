@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from afire.errors import UserError
 from afire.report.figures.files import FigureFiles, claim, save
-from afire.report.style import DOUBLE, INK, metric_word, style
+from afire.report.style import DOUBLE, INK, style
+from afire.report.table import metric_word
 from afire.report.task_figures import label_figure
 from afire.tasks.figure_data import LANDMARKS, landmark_places
 from afire.tasks.places import Atlas
