@@ -11,6 +11,7 @@ from afire.cli.options import Quiet, Verbose
 
 if TYPE_CHECKING:
     from afire.data.manifest import Manifest
+    from afire.data.stats import Statistics
 
 build_app = typer.Typer(
     no_args_is_help=True,
@@ -241,7 +242,13 @@ def _say(manifest: Manifest, out: Path) -> None:
     found = describe(manifest, combinations=False)
     screen = console()
     show(screen, "films per split", split_table(found))
-    total = found.splits["all"]
     labels = f", {len(found.labels)} label{'s' if len(found.labels) > 1 else ''}" if found.labels else ""
-    sentence = f"wrote {out}: {total.films:,} films of {total.patients:,} patients{labels}"
-    screen.print(sentence, highlight=False, soft_wrap=True, markup=False)
+    screen.print(f"wrote {out}: {_patients(found)}{labels}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _patients(found: Statistics) -> str:
+    total, without = found.splits["all"], found.films_without_patient
+    if without == total.films:
+        return f"{total.films:,} films, patients unknown"
+    more = f" and {without:,} without a patient id" if without else ""
+    return f"{total.films - without:,} films of {total.patients - without:,} patients{more}"

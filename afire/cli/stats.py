@@ -125,6 +125,8 @@ def _facts(found: Statistics, rule: str | None) -> str:
         f"films per patient: {per_patient}",
         f"boxes: {found.boxes:,}; films with a mask: {found.masks:,}",
     ]
+    if found.films_without_patient:
+        lines.append(f"films without a patient id: {found.films_without_patient:,}, each counted as a patient")
     if rule:
         lines.append(f"the column normal is {rule}")
     if found.crossing_patients:

@@ -31,7 +31,6 @@ from afire.files import sha256_text, write_text
 from afire.progress import track
 
 Rows = NDArray[np.int64]
-Flags = NDArray[np.bool_]
 FILMS = "films.txt"
 BEHIND = "pretrain"  # folder with the record of the weights that a run or a detector started from
 _FITTED = "adapt"  # folder of a detector with the record of its own training
@@ -50,6 +49,8 @@ class Seen:
     films: int
     seen: int = 0
     unknown: int = 0
+    rows: Rows = field(default_factory=lambda: np.empty(0, np.int64), compare=False, repr=False)
+    """Those that were seen."""
 
     @property
     def answer(self) -> Literal["seen", "none", "unknown"]:
@@ -80,13 +81,7 @@ def remember_behind(out: Path, weights: str | Path | None) -> None:
 
 def films_seen(folders: Path | Sequence[Path], films: Films, rows: Rows) -> Seen:
     """Which of ``rows`` are in the record of a folder, or of any of several; unknown where there is no record."""
-    return _count(*_compare(_read_records(folders), films, rows))
-
-
-def rows_seen(folders: Path | Sequence[Path], films: Films) -> Rows:
-    """Rows of all films that are known to be in the record of a folder, or of any of several."""
-    seen, _ = _compare(_read_records(folders), films, np.arange(len(films)))
-    return np.flatnonzero(seen)
+    return _compare(_read_records(folders), films, rows)
 
 
 def seen_by_weights(weights: str | Path | None, films: Films, rows: Rows) -> Seen:
@@ -94,7 +89,7 @@ def seen_by_weights(weights: str | Path | None, films: Films, rows: Rows) -> See
 
     Unknown for a bundle, a file or None, which keep no record.
     """
-    return _count(*_compare(_records_of(weights), films, rows))
+    return _compare(_records_of(weights), films, rows)
 
 
 @dataclass(frozen=True)
@@ -141,12 +136,8 @@ def _home(path: Path) -> Path | None:
     return next((folder for folder in candidates if (folder / FILMS).is_file()), None)
 
 
-def _count(seen: Flags, unknown: Flags) -> Seen:
-    return Seen(len(seen), int(seen.sum()), int(unknown.sum()))
-
-
-def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> tuple[Flags, Flags]:
-    """For each row whether some record has it, and whether that is unknown: none has it, but one cannot speak of it."""
+def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> Seen:
+    """Look every film up in all records; one that is in none, and of which some record cannot speak, is unknown."""
     seen, unknown = np.zeros(len(rows), bool), np.full(len(rows), not records)
     for record in records:
         kinds = [kind for kind in _kinds(films) if _stored_as(kind) in record.keys]
@@ -154,7 +145,7 @@ def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> tuple[Flag
         for number, film in enumerate(_keys(films, rows, kinds)):
             seen[number] |= any(key in record.keys[_stored_as(kind)] for kind, key in film)
             unknown[number] |= not any(kind in conclusive for kind, _ in film)
-    return seen, unknown & ~seen
+    return Seen(len(rows), int(seen.sum()), int((unknown & ~seen).sum()), rows[seen])
 
 
 def _is_conclusive(kind: str, record: _Record, films: Films) -> bool:

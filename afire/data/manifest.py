@@ -36,6 +36,7 @@ from afire.files import require_file, sha256_text, write_atomic, write_text
 
 LABEL_PREFIX = "label:"
 META_PREFIX = "meta:"
+SOURCE = f"{META_PREFIX}source"  # in a joined manifest: the set that a film is from
 SPLITS = ("train", "val", "test")
 TEXT_COLUMNS = ("image", "split", "patient", "view", "boxes", "mask", "rle")
 _METADATA_KEY = b"afire.manifest"
@@ -90,6 +91,17 @@ class Manifest:
     def boxes(self, row: int) -> list[Box]:
         """The boxes drawn in the film in ``row``."""
         return parse_boxes(str(self.table["boxes"].iloc[row]), str(self.table["image"].iloc[row]))
+
+    @property
+    def patient_known(self) -> pd.Series:
+        """For each film whether it has a patient id; one without is its own patient, also in a joined manifest."""
+        table = self.table
+        known = table["patient"] != table["image"]
+        if SOURCE in table:  # joining puts the set's name before the id, and a folder before the path
+            names = zip(table["image"], table[SOURCE], table["patient"], strict=True)
+            alone = [f"/{image}".endswith(f"/{name.removeprefix(f'{source}:')}") for image, source, name in names]
+            known &= ~np.array(alone)
+        return known
 
     def where(self, keep: pd.Series) -> Manifest:
         """The rows where ``keep`` is true, renumbered."""

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from afire.data.manifest import LABEL_PREFIX, META_PREFIX, SPLITS, Manifest, clean_paths, make_manifest
+from afire.data.manifest import LABEL_PREFIX, SOURCE, SPLITS, Manifest, clean_paths, make_manifest
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json
 
@@ -268,9 +268,6 @@ def _refuse_crossing_patients(manifest: Manifest) -> None:
 def _check_share(share: float, what: str) -> None:
     if not 0 <= share < 1:
         raise UserError(f"the {what} share lies between 0 and 1, not at {share:g}.")
-
-
-SOURCE = f"{META_PREFIX}source"
 
 
 def listed_as(manifest: Manifest, split: Split) -> Manifest:

@@ -63,6 +63,8 @@ class Statistics:
     labels: dict[str, dict[str, LabelCounts]]
     views: dict[str, int]
     films_per_patient: dict[str, float]
+    films_without_patient: int
+    """Films without a patient id; each counts as a patient."""
     crossing_patients: int
     """Patients with films in more than one of train, val and test; should be 0."""
     boxes: int
@@ -97,6 +99,7 @@ def describe(manifest: Manifest, top: int = 20, combinations: bool | None = None
         films_per_patient={
             "median": float(per_patient.median()), "mean": float(per_patient.mean()), "most": float(per_patient.max())
         },
+        films_without_patient=int((~manifest.patient_known).sum()),
         crossing_patients=int((splits_of_patient > 1).sum()),
         boxes=sum(len(manifest.boxes(int(row))) for row in np.flatnonzero(table["boxes"] != "")),
         masks=int(((table["mask"] != "") | (table["rle"] != "")).sum()),

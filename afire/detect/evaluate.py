@@ -48,7 +48,7 @@ from afire.tasks import metrics as m
 from afire.tasks.evaluate import TestScores, bootstrap_means, bootstrap_values, run_values
 from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import ABNORMAL
-from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash
+from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash, test_patients
 from afire.training.run_folder import environment
 from afire.weights.open import pick_device
 
@@ -326,7 +326,13 @@ def _result(
         task="detect",
         method=chosen.meaning,
         name=task.name or task.models[0].resolve().name,
-        data={"name": task.source, "hash": data_content_hash(films), "films": len(films), "size": films.size},
+        data={
+            "name": task.source,
+            "hash": data_content_hash(films),
+            "films": len(films),
+            "size": films.size,
+            "test_patients": test_patients(films.manifest, test.rows),
+        },
         split_hash=test_hash,  # detectors compare where they are tested on the same films, whatever fitted them
         test_hash=test_hash,
         weights={

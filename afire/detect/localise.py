@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from scipy.ndimage import label as connected_pieces
 
-from afire.data.keys import Seen, films_seen, rows_seen
+from afire.data.keys import Seen, films_seen
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split
@@ -207,7 +207,8 @@ def measure(
 ) -> Measured:
     """Score the test films once with everything the detector has, and its calibration films where they are here."""
     subsets, note = own_subsets(folder, detector, films, split)
-    fitted = rows_seen(folder, films) if subsets is None else np.concatenate([subsets.fit, subsets.held_out])
+    known = films_seen(folder, films, np.arange(len(films))).rows if subsets is None else None
+    fitted = np.concatenate([subsets.fit, subsets.held_out]) if subsets is not None else known
     fit = check_unseen(folder, films, test.rows, fitted)
     from_random = detector.origin.get("weights", {}).get("name") == RANDOM
     pretraining = seen_in_pretraining(folder, films, test.rows, from_random)

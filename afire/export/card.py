@@ -219,14 +219,21 @@ def _results(results: Sequence[Mapping[str, Any]]) -> str:
         rows.append(
             (
                 f"{row['task']} ({row['method']})",
-                f"{row['data']}, {row['test_films']} test films",
+                f"{row['data']}, {row['test_films']} test films{_cautions(row)}",
                 labels,
                 f"{100 * row['fraction']:g} %",
                 numbers,
             )
         )
-    head = "## Measured results\n\nMean ± sd over runs, and the 95 % interval over test patients.\n\n"
-    return head + _table(("task", "data", "labels", "labels used", "metrics"), rows)
+    head = "Mean ± sd over runs, and the 95 % interval over test patients where they are known."
+    return f"## Measured results\n\n{head}\n\n" + _table(("task", "data", "labels", "labels used", "metrics"), rows)
+
+
+def _cautions(row: Mapping[str, Any]) -> str:
+    """What a reader of a number must know about its test films; results of earlier versions do not say it."""
+    over, seen = row.get("drawn_over", "test patients"), row.get("seen", {}).get("pretraining", {})
+    known = "" if over == "test patients" else f"; interval over {over}"
+    return f"{known}; **{seen['seen']:,} seen in pre-training**" if seen.get("seen") else known
 
 
 def _estimate(value: Mapping[str, float | None]) -> str:

@@ -72,6 +72,8 @@ def _row(result: Result) -> dict[str, Any]:
         "fraction": result.fraction,
         "runs": len(result.runs),
         "test_films": films.get("test"),
+        "drawn_over": result.drawn_over,
+        "seen": result.seen,
         "split_hash": result.split_hash,
         "metrics": {
             name: {key: _number(getattr(value, key)) for key in ("mean", "sd", "low", "high")}

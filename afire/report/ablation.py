@@ -102,7 +102,7 @@ def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str
     parts += ["## Detection without adaptation", _detector_text(), _detector_table(table.rows).markdown()]
     if table.ordering is not None:
         parts += ["## Our order and the paper's", ordering_text(table.ordering)]
-    parts += ["## How to read it", _reading()]
+    parts += ["## How to read it", _reading(table)]
     if table.notes:
         parts.append("\n".join(f"- {note}" for note in table.notes))
     parts += [f"![{name}]({name})" for name in pictures]
@@ -181,11 +181,11 @@ def _detector_table(rows: Sequence[TableRow]) -> Table:
     return table_of(["row", *DETECTORS], lines)
 
 
-def _reading() -> str:
+def _reading(table: AblationTable) -> str:
     return (
         "Mean ± sd over seeds; AUC, ACC and F1 are of the linear probe on the mean teacher token. *p seeds*: Welch's "
-        "independent two-sample t-test over the seeds. *p paired*: bootstrap over test patients of the mean over "
-        "seeds, both rows on the same draws. The first asks whether a difference would hold with other seeds, the "
+        f"independent two-sample t-test over the seeds. *p paired*: bootstrap over {table.drawn_over}, of the mean "
+        "over seeds, both rows on the same draws. The first asks whether a difference would hold with other seeds, the "
         "second whether it would with other patients; a difference worth claiming passes both. The paper's column is "
         "the paper's own network, films and schedule (ViT-B, 81,117 films, 800 epochs), not this one."
     )

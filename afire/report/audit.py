@@ -23,7 +23,7 @@ from PIL import Image
 from afire._version import __version__
 from afire.data.audit.findings import LEVELS, Finding, count_levels
 from afire.data.audit.measure import Feature
-from afire.data.audit.run import Audit
+from afire.data.audit.run import Audit, drawn_over
 from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut, label_columns
 from afire.data.decode import read_film
 from afire.data.manifest import Manifest
@@ -200,6 +200,7 @@ def render_audit(audit: Audit) -> str:
         levels=levels,
         sections=_sections(audit),
         charts=_charts(audit),
+        drawn_over=drawn_over(audit.manifest),
         matrix=_matrix(audit.shortcuts),
         spread=_spread(audit),
     )
@@ -254,7 +255,8 @@ def _charts(audit: Audit) -> list[LabelChart]:
         numeric = [one for one in by_label[label] if one.single and one.direction]
         strongest = min(numeric, key=_badness, default=None)
         shape = histogram(features[strongest.feature], columns[label].to_numpy()) if strongest else None
-        charts.append(LabelChart(label, bar_chart(by_label[label]), shape, _judged(by_label[label][0])))
+        judged = _judged(by_label[label][0], drawn_over(audit.manifest))
+        charts.append(LabelChart(label, bar_chart(by_label[label]), shape, judged))
     return charts
 
 
@@ -262,8 +264,8 @@ def _badness(one: Shortcut) -> tuple[int, float]:
     return (LEVELS.index(one.level) if one.level else len(LEVELS), -one.auc)
 
 
-def _judged(one: Shortcut) -> str:
-    how = "cross-validated over patients" if one.judged == "cross-validated" else f"judged on the {one.judged} films"
+def _judged(one: Shortcut, over: str) -> str:
+    how = f"cross-validated over {over}" if one.judged == "cross-validated" else f"judged on the {one.judged} films"
     return f"{how}: {one.positives:,} of {one.films:,} films have the label"
 
 

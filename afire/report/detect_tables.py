@@ -221,6 +221,7 @@ def _facts(found: Evaluated) -> str:
         ["test films", f"{found.protocol}: {found.counts['normal']:,} normal, {found.counts['abnormal']:,} abnormal"],
         ["test hash", f"`{result.test_hash[:12]}`"],
         ["detectors", ", ".join(run.name for run in result.runs)],
+        *([["pre-training", result.seen_text]] if result.seen_text else []),
         ["command", f"`{' '.join(result.command)}`"],
     ]
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text.replace('|', '/')} |" for name, text in rows)])
@@ -231,7 +232,8 @@ def _reading(found: Evaluated) -> str:
     count = len(found.result.runs)
     over = "one detector, so there is no sd" if count == 1 else f"sd over {count} detectors"
     return (
-        f"Mean and {over}; intervals and differences are bootstraps over test patients, the same draws for all rows. "
+        f"Mean and {over}; intervals and differences are bootstraps over {found.result.drawn_over}, the same draws for "
+        "all rows. "
         f"ACC and F1 are at the threshold that lets at most {100 * rate:g} % of held-out normal films be flagged. "
         "**Oracle**: the best that any threshold gives on these very test films; it looks at their labels and is an "
         "upper bound, not a result. Rows in italics are trivial detectors, which have seen the same normal films."

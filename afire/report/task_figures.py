@@ -123,7 +123,9 @@ def label_figure(results: Sequence[Result], metric: str = "auc", names: Sequence
     axis.axvline(base, color=INK, linewidth=0.8)
     axis.set_yticks(np.arange(len(rows)), [row.replace("_", " ") for row in rows])
     axis.set_ylim(len(rows) - 0.4, -0.6)
-    axis.set_xlabel(f"{METRIC_WORDS.get(metric, metric)}, mean of {_runs(results)}, 95 % interval over patients")
+    axis.set_xlabel(
+        f"{METRIC_WORDS.get(metric, metric)}, mean of {_runs(results)}, 95 % interval over {_drawn_over(results)}"
+    )
     axis.tick_params(axis="y", length=0)
     axis.spines["left"].set_visible(False)
     if len(rows) > 1:
@@ -240,6 +242,12 @@ def _outer_labels(figure: Figure, below: str, left: str) -> None:
 def _by_value(result: Result, metric: str) -> list[str]:
     """Labels from the best to the worst; those without a value last."""
     return sorted(result.labels, key=lambda label: -np.nan_to_num(result.per_label[label][metric].mean, nan=-1))
+
+
+def _drawn_over(results: Sequence[Result]) -> str:
+    """``patients``, unless the films of a result have no patient ids."""
+    unknown = any(result.drawn_over != "test patients" for result in results)
+    return "films, patients unknown" if unknown else "patients"
 
 
 def _runs(results: Sequence[Result]) -> str:

@@ -133,22 +133,23 @@ def _short(value: object) -> str:
 def _facts(result: Result) -> dict[str, str]:
     films = result.runs[0].films
     counts = ", ".join(f"{part} {films[part]:,}" for part in films)
-    return {
+    facts = {
         "method": f"{result.method}, {100 * result.fraction:g} % of the training labels",
         "weights": f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`",
         "data": f"{result.data['name']}, hash `{str(result.data['hash'])[:12]}`",
         "films": f"{counts} ({result.runs[0].name})",
         "labels": ", ".join(result.labels),
         "split": f"hash `{result.split_hash[:12]}`, test films `{result.test_hash[:12]}`",
-        "command": f"`{' '.join(result.command)}`",
     }
+    facts |= {"pre-training": result.seen_text} if result.seen_text else {}
+    return {**facts, "command": f"`{' '.join(result.command)}`"}
 
 
 def _reading(result: Result) -> str:
     count = len(result.runs)
     over = "one run, so there is no sd" if count == 1 else f"sd over {count} runs"
     thresholds = " Thresholds come from validation films." if "f1" in result.metrics else ""
-    return f"Mean and {over}; the interval is a bootstrap over test patients of the mean over runs.{thresholds}"
+    return f"Mean and {over}; the interval is a bootstrap over {result.drawn_over}, of the mean over runs.{thresholds}"
 
 
 def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
@@ -164,8 +165,9 @@ def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
         sections += ["\n".join(f"- {note}" for note in comparison.notes)] if comparison.notes else []
     reference = comparisons[0].entries[0].name
     sections.append(
-        f"Differences are to {reference}. Paired: bootstrap over test patients of the mean over runs, both results on "
-        "the same draw. t-test: Welch's, independent two-sample, over the values of the runs."
+        f"Differences are to {reference}. Paired: bootstrap over {comparisons[0].entries[0].result.drawn_over}, of the "
+        "mean over runs, both results on the same draw. t-test: Welch's, independent two-sample, over the values of "
+        "the runs."
     )
     return "\n\n".join([*sections, DISCLAIMER]) + "\n"
 

@@ -80,6 +80,7 @@ class AblationTable:
     facts: dict[str, str]
     ordering: Ordering | None
     notes: list[str] = field(default_factory=list)
+    drawn_over: str = "test patients"  # by the paired bootstrap
 
 
 def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> AblationTable | None:
@@ -94,7 +95,9 @@ def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> Ab
         if done[row.name]:
             measured = full if done[row.name] == done[FULL] else _Measured(done[row.name], results)
             found.append(_table_row(row, measured, full))
-    return AblationTable(found, _facts(study, found, results), _ordering(found), _notes(rows, found, results))
+    drawn_over = read_result(done[FULL][0].folder / PROBE).drawn_over
+    notes = _notes(rows, found, results)
+    return AblationTable(found, _facts(study, found, results), _ordering(found), notes, drawn_over)
 
 
 class _Measured:

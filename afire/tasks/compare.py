@@ -185,6 +185,10 @@ def _notes(entries: Sequence[Entry], pairs: Sequence[Pair]) -> list[str]:
         notes.append("results tested on other films than the first have no paired bootstrap")
     if any(np.isnan(pair.t.p) for pair in pairs):
         notes.append("no t-test where a result has one run only or its runs do not vary")
+    for entry in entries:
+        seen = entry.result.seen.get("pretraining", {})
+        if seen.get("answer") == "seen":
+            notes.append(f"the pre-training of {entry.name} saw {seen['seen']:,} of its {seen['films']:,} test films")
     others = {pair.name for pair in pairs}
     if len(others) > 1:
         notes.append(f"p-values are not corrected for the {len(others)} comparisons")

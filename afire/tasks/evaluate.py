@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from afire.data.keys import Seen
 from afire.data.manifest import Manifest
 from afire.tasks import metrics as m
 from afire.tasks.results import (
@@ -27,6 +28,7 @@ from afire.tasks.results import (
     joint_hash,
     split_hash,
     test_hash,
+    test_patients,
 )
 from afire.training.run_folder import environment
 
@@ -204,15 +206,17 @@ def classification_result(
     fraction: float,
     config: Mapping[str, Any],
     notes: Sequence[str] = (),
+    seen: Mapping[str, Seen] | None = None,
 ) -> Result:
     """A :class:`~afire.tasks.results.Result` with its hashes, environment and command filled in."""
     state = environment()
     weights_hash = joint_hash([run.weights_hash for run in evaluation.runs])
+    tested = np.unique(np.concatenate([run.rows["test"] for run in planned]))
     return Result(
         task=task,
         method=method,
         name=name,
-        data=dict(data),
+        data={**data, "test_patients": test_patients(manifest, tested)},
         split_hash=split_hash(planned),
         test_hash=test_hash(manifest, planned),
         weights={"name": weights_name, "hash": weights_hash, "report": weights_report},
@@ -225,4 +229,5 @@ def classification_result(
         command=state.pop("command"),
         environment=state,
         notes=list(notes),
+        seen={name: answer.as_dict() for name, answer in (seen or {}).items()},
     )

@@ -27,12 +27,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from afire.config import Config, Section
+from afire.data.keys import Seen
 from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
 from afire.methods.afire import Network
 from afire.tasks.features import check_size, data_content_hash
+from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.results import RESULT, Run
 from afire.tasks.settings import FinetuneConfig, SegmentConfig
 from afire.tasks.supervised import Job, Learnt, Objective, learn
@@ -101,6 +103,12 @@ class Bench:
             "films": len(self.films),
             "size": self.films.size,
         }
+
+    def seen(self, runs: Sequence[Run]) -> tuple[dict[str, Seen], list[str]]:
+        """What the pre-training saw of the test films of ``runs``, and notes about it."""
+        weights = {run.name: self.backbones.of(run.seed) for run in runs}
+        seen, notes = seen_in_pretraining(weights, self.films, {run.name: run.rows["test"] for run in runs})
+        return {"pretraining": seen}, notes
 
     def settings(self, config: Section) -> dict[str, Any]:
         """What a result says about its settings."""

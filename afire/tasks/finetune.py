@@ -216,6 +216,7 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
         fraction: [f"{run.name}: {words}" for run in runs for words in check_classes(names, truth, run.rows)]
         for fraction, runs in plans.items()
     }
+    seen, seen_notes = bench.seen(next(iter(plans.values())))  # the test films are those of every fraction
     claim_folders(bench, plans)
     task = Finetuning(films, truth, config)
     for fraction, runs in plans.items():
@@ -246,7 +247,8 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
             labels=names,
             fraction=fraction,
             config=bench.settings(config),
-            notes=notes[fraction],
+            notes=[*seen_notes, *notes[fraction]],
+            seen=seen,
         )
         yield fraction, result, evaluation.predictions
 

@@ -1,8 +1,13 @@
-"""Leaks between parts stop a task before it starts: one patient, or one and the same film, on two sides."""
+"""Films that are not new: leaks between the parts of a task stop it, and test films that pre-training saw are told.
+
+A leak is one patient, or one and the same film, in two parts. Pre-training sees films without their labels but, as it
+takes normal ones only, it sees one class: test films among them are told apart from the others by being familiar.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,13 +15,17 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from afire.data.keys import Seen, most_seen, seen_by_weights
 from afire.data.manifest import Manifest
-from afire.data.pack import DIGEST
+from afire.data.pack import DIGEST, Films
 from afire.errors import UserError
 from afire.files import sha256_file
+from afire.weights.open import RandomWeights, Weights
 
 Parts = Mapping[str, NDArray[np.int64]]
 _BLOCK = 1 << 16
+
+logger = logging.getLogger("afire")
 
 
 def check_no_leaks(manifest: Manifest, parts: Parts, digests: pd.Series | None = None) -> None:
@@ -62,6 +71,43 @@ def _refuse(manifest: Manifest, owner: pd.Series, key: pd.Series, sentence: str)
             second=images[rows.index[1]],
             other=rows.iloc[1],
         )
+    )
+
+
+def seen_in_pretraining(
+    weights: Mapping[str, Weights], films: Films, test: Mapping[str, NDArray[np.int64]]
+) -> tuple[Seen, list[str]]:
+    """What the pre-training behind the weights of each run saw of its test rows, at worst, and notes for the result.
+
+    ``weights`` and ``test`` are by the name of the run. Weights that keep no record of their films do not say it.
+    """
+    answers = {name: _seen_by(weights[name], films, rows) for name, rows in test.items()}
+    notes = {name: _seen_note(seen, weights[name].name, films.manifest) for name, seen in answers.items()}
+    if len(set(notes.values())) > 1:
+        notes = {name: f"{name}: {note}" for name, note in notes.items() if note}
+    told = [note for note in dict.fromkeys(notes.values()) if note]
+    for note in told:
+        logger.warning("%s", note)
+    return most_seen(answers.values()), told
+
+
+def _seen_by(weights: Weights, films: Films, rows: NDArray[np.int64]) -> Seen:
+    return Seen(len(rows)) if isinstance(weights, RandomWeights) else seen_by_weights(weights.run, films, rows)
+
+
+def _seen_note(seen: Seen, name: str, manifest: Manifest) -> str:
+    if seen.answer == "none":
+        return ""
+    if seen.answer == "unknown":
+        return (
+            f"whether {seen.unknown:,} of the {seen.films:,} test films were among those of the pre-training is not "
+            f"known: {name} keeps no record that can be compared with these"
+        )
+    normal = int((manifest.table["normal"].iloc[seen.rows] == 1).sum())
+    kind = "all of them normal" if normal == seen.seen else f"{normal:,} of them normal"
+    return (
+        f"{seen.seen:,} of the {seen.films:,} test films, {kind}, were among the films of the pre-training: they are "
+        "not new to these weights, so the result is too good; pre-train with a --split that sets the test films aside"
     )
 
 

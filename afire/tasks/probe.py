@@ -22,6 +22,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from afire.config import Config
+from afire.data.keys import Seen
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
 from afire.methods.afire import Network
@@ -29,6 +30,7 @@ from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, classification_result, evaluate
 from afire.tasks.features import data_content_hash, film_features
 from afire.tasks.finetune import check_classes, task_labels
+from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.metrics import TRIVIAL, trivial_features, trivial_hash
 from afire.tasks.results import Result, Run, plan_runs
 from afire.weights.open import WeightsBySeed, pick_device
@@ -244,6 +246,7 @@ def run_probe(
         fraction: plan_runs(films.manifest, task.split, task.seeds, fraction, task.folds) for fraction in fractions
     }
     warnings = {fraction: _class_warnings(names, truth, runs) for fraction, runs in plans.items()}
+    seen, seen_notes = features.seen(plans[fractions[0]])  # the test films are those of every fraction
     for fraction, runs in plans.items():
         outcomes, notes = probe_runs(features.source(runs), truth, runs, task.method)
         evaluation = evaluate(films.manifest, names, truth, outcomes, np.random.default_rng(_BOOTSTRAP_SEED))
@@ -260,7 +263,8 @@ def run_probe(
             labels=names,
             fraction=fraction,
             config={**_settings(task), **features.settings},
-            notes=[*warnings[fraction], *_seed_note(features.differ, runs), *notes],
+            notes=[*seen_notes, *warnings[fraction], *_seed_note(features.differ, runs), *notes],
+            seen=seen,
         )
         yield fraction, (result, evaluation.predictions)
 
@@ -281,6 +285,12 @@ class _EncoderFeatures:
         self.name, self.report = self.backbones.name, self.backbones.report
         self.settings = {"encoder": first.config.encoder.model_dump(), "image": first.config.image.model_dump()}
         self._features: tuple[str, NDArray[np.float32]] | None = None
+
+    def seen(self, runs: Sequence[Run]) -> tuple[dict[str, Seen], list[str]]:
+        """What the pre-training saw of the test films, and notes about it."""
+        weights = {run.name: self.backbones.of(run.seed) for run in runs}
+        seen, notes = seen_in_pretraining(weights, self.films, {run.name: run.rows["test"] for run in runs})
+        return {"pretraining": seen}, notes
 
     def source(self, runs: Sequence[Run]) -> Source:
         self._features = None
@@ -307,6 +317,10 @@ class _TrivialFeatures:
         self.report = "no weights"
         self.differ = False
         self.settings: dict[str, Any] = {}
+
+    def seen(self, runs: Sequence[Run]) -> tuple[dict[str, Seen], list[str]]:
+        """Nothing was pre-trained."""
+        return {}, []
 
     def source(self, runs: Sequence[Run]) -> Source:
         rows = _used(runs)

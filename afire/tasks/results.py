@@ -176,7 +176,7 @@ class Result:
     task: str  # probe, finetune, segment
     method: str  # linear, knn, ...
     name: str  # of the row in a table
-    data: dict[str, Any]  # name, hash
+    data: dict[str, Any]  # name, hash, test_patients
     split_hash: str
     test_hash: str
     weights: dict[str, str]  # name, hash, report
@@ -190,6 +190,32 @@ class Result:
     command: list[str]
     notes: list[str] = field(default_factory=list)
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)  # what pre-training and fitting saw of the test films
+
+    @property
+    def seen_text(self) -> str:
+        """What pre-training saw of the test films, for people; empty where there was none, or nobody asked."""
+        seen = self.seen.get("pretraining", {})
+        if not seen:
+            return ""
+        if seen["answer"] == "unknown":
+            return f"whether it saw {seen['unknown']:,} of {seen['films']:,} test films is not known"
+        return f"saw {seen['seen']:,} of {seen['films']:,} test films" if seen["seen"] else "saw none of the test films"
+
+    @property
+    def drawn_over(self) -> str:
+        """What the draws behind intervals and paired tests are of. A film without a patient id counts as a patient."""
+        counts = self.data.get("test_patients", {})
+        films, unknown = counts.get("films", 0), counts.get("films_without_patient", 0)
+        if not unknown:
+            return "test patients"
+        if unknown == films:
+            return "test films, patients unknown"
+        return f"test patients ({unknown:,} of {films:,} test films have no patient id and count as one each)"
+
+
+def test_patients(manifest: Manifest, rows: NDArray[np.int64]) -> dict[str, int]:
+    """What a result says about the patients of its test films."""
+    return {"films": len(rows), "films_without_patient": int((~manifest.patient_known.iloc[rows]).sum())}
 
 
 def estimate(values: Sequence[float], bootstrap_B: np.ndarray | None = None) -> Estimate:

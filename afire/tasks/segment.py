@@ -273,6 +273,7 @@ def run_segment(experiment: Experiment, config: SegmentConfig) -> Iterator[tuple
     target, cells = mask_cells(manifest, config.masks)
     known = np.array([cell is not None for cell in cells])
     plans = {fraction: _plan(experiment, manifest, fraction, known) for fraction in experiment.folders}
+    seen, seen_notes = bench.seen(next(iter(plans.values())))  # the test films are those of every fraction
     claim_folders(bench, plans)
     used = np.unique(np.concatenate([rows for runs in plans.values() for run in runs for rows in run.rows.values()]))
     masks = load_masks(films, used, cells, config.masks)
@@ -295,7 +296,8 @@ def run_segment(experiment: Experiment, config: SegmentConfig) -> Iterator[tuple
             labels=[target],
             fraction=fraction,
             config=bench.settings(config),
-            notes=notes,
+            notes=[*seen_notes, *notes],
+            seen=seen,
         )
         yield fraction, result, evaluation.predictions
 

@@ -15,7 +15,6 @@ from afire.data.keys import (
     most_seen,
     remember_behind,
     remember_films,
-    rows_seen,
     seen_by_weights,
 )
 from afire.data.manifest import Manifest, read_manifest, write_manifest
@@ -71,7 +70,7 @@ def test_keys_survive_every_form(manifest: Manifest, tmp_path: Path) -> None:
         for asked, films in every.items():
             assert films_seen(run, films, np.arange(10)) == Seen(10, 4), (name, asked)
             assert films_seen(run, films, OTHERS).answer == "none", (name, asked)
-            assert rows_seen(run, films).tolist() == FIRST.tolist()
+            assert films_seen(run, films, np.arange(10)[::-1]).rows.tolist() == FIRST[::-1].tolist()
 
 
 def test_a_renamed_film_is_the_same_film_and_a_changed_one_is_not(manifest: Manifest, tmp_path: Path) -> None:

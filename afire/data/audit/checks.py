@@ -276,7 +276,7 @@ _WITHOUT: dict[Group, str] = {
 }
 
 
-def check_shortcuts(shortcuts: Sequence[Shortcut]) -> Iterator[Finding]:
+def check_shortcuts(shortcuts: Sequence[Shortcut], drawn_over: str = "patients") -> Iterator[Finding]:
     """One finding for each label with a severe shortcut, and one for all milder ones of a kind."""
     groups: tuple[Group, ...] = ("file", "pixels", "other", "demographics")
     for group in groups:
@@ -285,7 +285,7 @@ def check_shortcuts(shortcuts: Sequence[Shortcut]) -> Iterator[Finding]:
         ]
         severe = [one for one in flagged if one.level != "notice"]
         for label in dict.fromkeys(one.label for one in severe):
-            yield _severe(label, group, [one for one in flagged if one.label == label])
+            yield _severe(label, group, [one for one in flagged if one.label == label], drawn_over)
         mild = [one for one in flagged if one.label not in {other.label for other in severe}]
         if mild:
             yield _mild(group, mild)
@@ -299,7 +299,7 @@ def _says_more(one: Shortcut, shortcuts: Sequence[Shortcut]) -> bool:
     return one.auc > max(rivals, default=0.5) + _HARDLY
 
 
-def _severe(label: str, group: Group, found: list[Shortcut]) -> Finding:
+def _severe(label: str, group: Group, found: list[Shortcut], drawn_over: str) -> Finding:
     level: Level = "error" if any(one.level == "error" for one in found) else "warning"
     # Ordered by the training films: which fact to name first is a choice, and the test must not make it.
     named = sorted(found, key=lambda one: (one.level == "notice", not one.single, -one.train_auc))
@@ -308,7 +308,7 @@ def _severe(label: str, group: Group, found: list[Shortcut]) -> Finding:
     by = f"{first.feature}{' alone' if first.single else ''}{towards}"
     sentence = (
         f"{label} {_WITHOUT[group]}: {by} {'gives' if first.single else 'give'} AUC {first.auc:.2f} "
-        f"({first.low:.2f} to {first.high:.2f}) {_where(first)}"
+        f"({first.low:.2f} to {first.high:.2f}) {_where(first, drawn_over)}"
     )
     others = [f"{one.feature} {one.auc:.2f}" for one in named[1:] if one.level != "notice"]
     sentence += f", {', '.join(others)}; {_MEANING[group]}" if others else f"; {_MEANING[group]}"
@@ -325,5 +325,6 @@ def _mild(group: Group, found: list[Shortcut]) -> Finding:
     return Finding("notice", "shortcut", more, numbers={one.label: round(one.auc, 4) for one in best.values()})
 
 
-def _where(one: Shortcut) -> str:
-    return "by cross-validation over patients" if one.judged == "cross-validated" else f"on the {one.judged} films"
+def _where(shortcut: Shortcut, drawn_over: str) -> str:
+    by_folds = shortcut.judged == "cross-validated"
+    return f"by cross-validation over {drawn_over}" if by_folds else f"on the {shortcut.judged} films"

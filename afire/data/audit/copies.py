@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from afire.data.audit.findings import Finding, Level
+from afire.data.audit.findings import Finding, Level, films_in_words, single
 from afire.data.audit.measure import THUMB_SIDE
-from afire.data.manifest import LABEL_PREFIX
+from afire.data.manifest import LABEL_PREFIX, Manifest
 
 Relation = Literal["copy", "mirrored", "negative"]
 RELATIONS: tuple[Relation, ...] = ("copy", "mirrored", "negative")
@@ -189,15 +189,22 @@ def _confirm(
 Groups = list[tuple[int, ...]]
 
 
-def check_patients(table: pd.DataFrame) -> Iterator[Finding]:
+def check_patients(manifest: Manifest) -> Iterator[Finding]:
     """Patients with films in more than one split; and sets that cannot be checked for it."""
-    if (table["patient"] == table["image"]).all():
+    table, unknown = manifest.table, np.flatnonzero(~manifest.patient_known)
+    if len(unknown) == len(table):
         yield Finding(
             "notice",
             "no-patients",
             "The manifest has no patient ids, so it cannot be checked that films of one person stay in one split.",
         )
         return
+    if len(unknown):
+        sentence = (
+            f"{films_in_words(len(unknown))} {'has' if len(unknown) == 1 else 'have'} no patient id and count as a "
+            "patient each, so it cannot be checked that their other films stay in one split."
+        )
+        yield Finding("notice", "no-patients", sentence, single(unknown), (), {"films": len(unknown)})
     placed = table[table["split"] != ""]
     splits = placed.groupby("patient")["split"].nunique()
     torn = splits[splits > 1].index

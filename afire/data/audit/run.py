@@ -56,6 +56,11 @@ class Audit:
         return verdict(self.findings)
 
 
+def drawn_over(manifest: Manifest) -> str:
+    """What folds and intervals are drawn over: a film without a patient id counts as a patient."""
+    return "patients" if manifest.patient_known.any() else "films, patients unknown"
+
+
 def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int | None = None, seed: int = 0) -> Audit:
     """Measure every film once and run all checks. ``folder`` keeps the measurements for the next run."""
     start = time.monotonic()
@@ -68,10 +73,10 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
     findings = sort_findings(
         [
             *checks_films.check_readable(measured),
-            *checks_copies.check_patients(table),
+            *checks_copies.check_patients(manifest),
             *checks_copies.check_exact(table, measured),
             *checks_copies.check_near(table, pairs),
-            *checks_labels.check_shortcuts(shortcuts),
+            *checks_labels.check_shortcuts(shortcuts, drawn_over(manifest)),
             *checks_films.check_polarity(judge_polarity(ranks, table["view"].to_list())),
             *checks_films.check_content(measured),
             *checks_labels.check_labels(table),

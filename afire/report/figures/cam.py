@@ -26,7 +26,6 @@ from afire.report.figures.files import FigureFiles, Source, as_source, claim, sa
 from afire.report.style import COLOURS, DOUBLE, FAINT, INK, MARKERS, style
 from afire.report.table import number
 from afire.tasks.evaluate import bootstrap_means
-from afire.tasks.features import data_content_hash
 from afire.tasks.figure_data import Rows
 from afire.tasks.finetune import TrainedClassifier, load_classifier
 from afire.tasks.gradcam import HALF, SHARE, Case, Meeting, box_mask, case_maps, find_cases, gradcam, meet
@@ -56,7 +55,13 @@ class CamRow:
     elsewhere: Mapping[str, float]  # the same with maps of other films
 
 
-def cam_figure(films: NDArray[np.float32], cases: Sequence[Case], rows: Sequence[CamRow], caption: str) -> Figure:
+def cam_figure(
+    films: NDArray[np.float32],
+    cases: Sequence[Case],
+    rows: Sequence[CamRow],
+    caption: str,
+    drawn_over: str = "patients",
+) -> Figure:
     """Columns are cases; the first row shows films (cases, S, S) with their boxes, the next each classifier's map."""
     side = DOUBLE / max(len(cases), 4)
     strip = 0.42 + 0.2 * len(rows)
@@ -79,7 +84,7 @@ def cam_figure(films: NDArray[np.float32], cases: Sequence[Case], rows: Sequence
     handles = [
         Line2D([], [], color=FAINT, marker="|", markersize=7, markeredgewidth=3, linestyle="", label="by chance"),
         Line2D([], [], color=INK, marker="|", markersize=7, linestyle="", label="maps of other films"),
-        Line2D([], [], color=INK, marker="o", markersize=3.5, linewidth=1, label="own maps, 95 % over patients"),
+        Line2D([], [], color=INK, marker="o", markersize=3.5, linewidth=1, label=f"own maps, 95 % over {drawn_over}"),
     ]
     summary.legend(handles=handles, loc="outside lower left", ncols=3, title=caption, alignment="left")
     return figure
@@ -206,7 +211,9 @@ def draw_gradcam(
         caption = (
             f"{boxes} boxes around {len(cases)} findings in {where}; + highest pixel, white line: half of the maximum"
         )
-        return save(stem, cam_figure(pictures, [cases[i] for i in shown], cam_rows, caption), record)
+        known = films.manifest.patient_known.iloc[[case.row for case in cases]].all()
+        over = "patients" if known else "films, patients unknown"
+        return save(stem, cam_figure(pictures, [cases[i] for i in shown], cam_rows, caption, over), record)
 
 
 def choose_cases(cases: Sequence[Case], show: int, generator: np.random.Generator) -> list[int]:
@@ -228,11 +235,14 @@ def _test_rows(
     films: Films, source: Source, classifiers: Mapping[str, TrainedClassifier]
 ) -> tuple[Rows, str | None, str]:
     """The films that no classifier was trained on: their own test films, or a part of a set foreign to them all."""
-    content = data_content_hash(films)
-    own = [one for one in classifiers.values() if one.result.data["hash"] == content]
+    # By name, because a pack and the manifest it was made of are the same films with another hash.
+    here = set(films.manifest.table["image"])
+    own = [one for one in classifiers.values() if not here.isdisjoint(one.test_images)]
     if not own:
         rows, split_hash = source.rows(films)
-        logger.warning("the classifiers were trained on other films than these; %s films are shown", source.part)
+        logger.warning(
+            "the classifiers were made on other data; whether these %s films are new to them is not known", source.part
+        )
         return rows, split_hash, source.part
     if source.part != "test":
         raise UserError("--part: a classifier is shown on its own test films; leave --part out.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from afire.data.audit.collect import as_table
 from afire.data.audit.copies import NearPair
 from afire.data.audit.findings import Finding
 from afire.data.audit.measure import Measurement
+from afire.data.manifest import Manifest
 
 
 def table(count: int = 4, **columns: Any) -> pd.DataFrame:
@@ -59,22 +61,24 @@ def test_a_few_negatives_warn_and_many_are_an_error() -> None:
 
 def test_patients_across_splits_are_an_error() -> None:
     films = table(patient=["a", "a", "b", "b"], split=["train", "test", "train", "train"])
-    (finding,) = checks_copies.check_patients(films)
+    (finding,) = checks_copies.check_patients(Manifest(films, Path()))
     assert (finding.level, finding.kind, finding.groups) == ("error", "patients-across-splits", ((0, 1),))
     assert finding.notes == ("test, train",)
 
 
 def test_patients_in_one_split_or_without_a_split_are_fine() -> None:
-    assert (
-        list(checks_copies.check_patients(table(patient=["a", "a", "b", "b"], split=["train", "train", "test", ""])))
-        == []
-    )
+    films = table(patient=["a", "a", "b", "b"], split=["train", "train", "test", ""])
+    assert list(checks_copies.check_patients(Manifest(films, Path()))) == []
 
 
 def test_a_manifest_without_patients_says_that_it_cannot_be_checked() -> None:
     films = table()
-    (finding,) = checks_copies.check_patients(films.assign(patient=films["image"]))
-    assert (finding.level, finding.kind) == ("notice", "no-patients")
+    (finding,) = checks_copies.check_patients(Manifest(films.assign(patient=films["image"]), Path()))
+    assert (finding.level, finding.kind, finding.films) == ("notice", "no-patients", [])
+    some = films.assign(patient=films["image"].where(films.index == 1, "a"))
+    (finding,) = checks_copies.check_patients(Manifest(some, Path()))
+    assert (finding.level, finding.kind, finding.films) == ("notice", "no-patients", [1])
+    assert "1 film has no patient id" in finding.sentence
 
 
 def test_identical_films_across_splits_are_an_error_within_one_a_warning() -> None:
