@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from afire._version import __version__
@@ -18,7 +18,21 @@ from afire.detect.choose import GAIN, NEVER_CHOSEN, Choice
 from afire.detect.evaluate import Evaluated, Line, Place, is_sign_flipped
 from afire.detect.localise import PRO_LIMIT
 from afire.files import write_json, write_text
-from afire.report.table import DISCLAIMER, interval_text, mean_sd, number, signed, table_of
+from afire.report.table import (
+    DASH,
+    DISCLAIMER,
+    Block,
+    Column,
+    Mark,
+    Row,
+    Table,
+    facts_table,
+    interval_text,
+    mean_sd,
+    number,
+    signed,
+    table_of,
+)
 from afire.tasks.results import PREDICTIONS, RESULT, to_json
 
 CHOICE_PAGE = "choice.md"
@@ -33,24 +47,19 @@ def write_choice(out: Path, detector: AnomalyDetector) -> Path:
 def choice_page(detector: AnomalyDetector) -> str:
     """How the score was chosen, on what, and what its threshold is, as Markdown."""
     choice, origin = detector.choice, detector.origin
-    kinds = _kinds(choice)
-    rows = [
-        [f"**{name}**" if chosen else name, number(mean), *(number(value) for value in values)]
-        for name, chosen, mean, values in _rows(choice)
-    ]
     notes = [str(note) for note in origin.get("notes", [])]
     meanings = [[name, detector.meanings[name]] for name in choice.table if name in detector.meanings]
     sections = [
         f"# Score: {choice.name}",
         " ".join([how_chosen(choice), rule(choice), _never(choice)]).strip(),
-        table_of(["score", "mean AUC", *kinds], rows).markdown(),
+        choice_table(choice).markdown(),
         "AUC of held-out normal films against the same films with drawn lesions, kind by kind; larger scores mean more "
         "abnormal, so an AUC below 0.5 is a score that works sign-flipped. The chosen score is in bold.",
         "\n".join(f"{place}. {step}" for place, step in enumerate(choice.steps, start=1)),
         "## Films and threshold",
         "\n".join(f"- {line}" for line in facts(detector)),
         "## Scores",
-        "\n".join(["| score | meaning |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in meanings)]),
+        table_of(["score", Column("meaning", text=True)], meanings).markdown(),
     ]
     if notes:
         sections += ["## Warnings", "\n".join(f"- {note}" for note in notes)]
@@ -60,16 +69,7 @@ def choice_page(detector: AnomalyDetector) -> str:
 
 def show_choice(screen: Console, detector: AnomalyDetector) -> None:
     """The same on the terminal; the chosen score is marked."""
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("score", no_wrap=True)
-    table.add_column("mean AUC", justify="right")
-    for kind in _kinds(detector.choice):
-        table.add_column(kind, justify="right")
-    for name, chosen, mean, values in _rows(detector.choice):
-        style = "bold" if chosen else "dim" if mean < 0.5 else ""
-        cells = [f"{'> ' if chosen else '  '}{name}", number(mean), *(number(value) for value in values)]
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-    screen.print(table)
+    screen.print(choice_table(detector.choice, ("> ", "  ")).console(frame=False))
     screen.print(Text(f"score: {detector.choice.name}. {how_chosen(detector.choice)}"), soft_wrap=True)
     for line in facts(detector):
         screen.print(Text(line), soft_wrap=True)
@@ -115,22 +115,22 @@ def _never(choice: Choice) -> str:
     return f"`{', '.join(shown)}` is shown and never chosen: its direction is known to be wrong." if shown else ""
 
 
-def _kinds(choice: Choice) -> list[str]:
-    return list(next(iter(choice.table.values()), {}))
-
-
-def _rows(choice: Choice) -> list[tuple[str, bool, float, list[float]]]:
-    """Name, whether chosen, mean and AUC of each kind; the best first."""
-    chosen = set(choice.names)
-    rows = [
-        (name, name in chosen, float(np.mean(list(row.values()))), list(row.values()))
-        for name, row in choice.table.items()
-    ]
-    return sorted(rows, key=lambda row: -row[2])
+def choice_table(choice: Choice, bullets: tuple[str, str] = ("", "")) -> Table:
+    """AUC of every score in every kind of drawn lesion, the best first; ``bullets`` stand before chosen and others."""
+    kinds = list(next(iter(choice.table.values()), {}))
+    means = {name: float(np.mean(list(values.values()))) for name, values in choice.table.items()}
+    rows = []
+    for name in sorted(means, key=lambda name: -means[name]):
+        chosen, mean = name in choice.names, means[name]
+        cells = [f"{bullets[not chosen]}{name}", number(mean), *map(number, choice.table[name].values())]
+        rows.append(Row(cells, "bold" if chosen else "dim" if mean < 0.5 else ""))
+    columns = [Column("score", text=True, wrap=False), *(Column(title, wrap=True) for title in ("mean AUC", *kinds))]
+    return table_of(columns, rows)
 
 
 PAGE, NUMBERS = "detect.md", "detect.json"
 _HEADER = ["", "AUC", "95 % interval", "AP", "ACC", "F1", "ACC, oracle", "F1, oracle", "AUC against best trivial"]
+_MARKS: Mapping[str, Mark] = {"chosen": "bold", "single": "", "trivial": "italic"}
 _SHOWN = ("average_precision", "accuracy", "f1", "oracle_accuracy", "oracle_f1")
 
 
@@ -159,16 +159,17 @@ def detection_page(found: Evaluated, pictures: Sequence[str] = ()) -> str:
     result = found.result
     sections = [
         f"# Detection: {result.name}",
-        _facts(found),
+        facts_table(_facts(found)).markdown(),
         "\n".join(f"- {message}" for message in found.verdicts),
         "## Test films",
-        rows_table(found.lines),
+        rows_table(found.lines).markdown(),
         _reading(found),
     ]
     if found.place is not None:
-        sections += ["## Places", place_table(found.place), _place_reading(found.place)]
+        sections += ["## Places", place_table(found.place).markdown(), _place_reading(found.place)]
     if found.findings:
-        sections += ["## Findings", findings_table(found), "Normal films against films with the finding, chosen score."]
+        sections += ["## Findings", findings_table(found).markdown()]
+        sections.append("Normal films against films with the finding, chosen score.")
     others = [note for note in result.notes if note not in found.verdicts]
     if others:
         sections += ["## Notes", "\n".join(f"- {note}" for note in others)]
@@ -181,12 +182,12 @@ def detection_page(found: Evaluated, pictures: Sequence[str] = ()) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def rows_table(lines: Sequence[Line]) -> str:
-    """Chosen, single and trivial rows; the latter in italics."""
-    return table_of(_HEADER, [[_styled(line), *_cells(line)] for line in lines]).markdown()
+def rows_table(lines: Sequence[Line]) -> Table:
+    """Chosen, single and trivial rows."""
+    return table_of(_HEADER, [Row([_name(line), *_cells(line)], _MARKS[line.kind]) for line in lines])
 
 
-def findings_table(found: Evaluated) -> str:
+def findings_table(found: Evaluated) -> Table:
     """A row for each finding, the best found first."""
     order = sorted(found.findings, key=lambda name: -found.findings[name]["auc"].mean)
     rows = [
@@ -194,37 +195,36 @@ def findings_table(found: Evaluated) -> str:
             name.replace("_", " "),
             f"{found.finding_films[name]:,}",
             mean_sd(found.findings[name]["auc"]),
-            interval_text(found.findings[name]["auc"]) or "–",
+            interval_text(found.findings[name]["auc"]) or DASH,
             mean_sd(found.findings[name]["average_precision"]),
         ]
         for name in order
     ]
-    return table_of(["finding", "films", "AUC", "95 % interval", "AP"], rows).markdown()
+    return table_of(["finding", "films", "AUC", "95 % interval", "AP"], rows)
 
 
-def place_table(place: Place) -> str:
+def place_table(place: Place) -> Table:
     rows = [
-        ["hottest point inside", mean_sd(place.hit), interval_text(place.hit) or "–", number(place.chance)],
-        ["pixel AUROC", mean_sd(place.pixel_auc), "–", "0.500"],
-        [f"PRO to {PRO_LIMIT:g}", mean_sd(place.pro), "–", number(PRO_LIMIT / 2)],
+        ["hottest point inside", mean_sd(place.hit), interval_text(place.hit) or DASH, number(place.chance)],
+        ["pixel AUROC", mean_sd(place.pixel_auc), DASH, "0.500"],
+        [f"PRO to {PRO_LIMIT:g}", mean_sd(place.pro), DASH, number(PRO_LIMIT / 2)],
     ]
-    return table_of(["heat of the chosen score", "value", "95 % interval", "by chance"], rows).markdown()
+    return table_of(["heat of the chosen score", "value", "95 % interval", "by chance"], rows)
 
 
-def _facts(found: Evaluated) -> str:
+def _facts(found: Evaluated) -> dict[str, str]:
     result = found.result
-    rows = [
-        ["detector", f"{result.config['detector']}, {result.config['flops'] / 1e9:.3g} GFLOP a film"],
-        ["score", result.method],
-        ["weights", f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`"],
-        ["data", f"{result.data['name']}, hash `{str(result.data['hash'])[:12]}`"],
-        ["test films", f"{found.protocol}: {found.counts['normal']:,} normal, {found.counts['abnormal']:,} abnormal"],
-        ["test hash", f"`{result.test_hash[:12]}`"],
-        ["detectors", ", ".join(run.name for run in result.runs)],
-        *([["pre-training", result.seen_text]] if result.seen_text else []),
-        ["command", f"`{' '.join(result.command)}`"],
-    ]
-    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text.replace('|', '/')} |" for name, text in rows)])
+    return {
+        "detector": f"{result.config['detector']}, {result.config['flops'] / 1e9:.3g} GFLOP a film",
+        "score": result.method,
+        "weights": f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`",
+        "data": f"{result.data['name']}, hash `{str(result.data['hash'])[:12]}`",
+        "test films": f"{found.protocol}: {found.counts['normal']:,} normal, {found.counts['abnormal']:,} abnormal",
+        "test hash": f"`{result.test_hash[:12]}`",
+        "detectors": ", ".join(run.name for run in result.runs),
+        **({"pre-training": result.seen_text} if result.seen_text else {}),
+        "command": f"`{' '.join(result.command)}`",
+    }
 
 
 def _reading(found: Evaluated) -> str:
@@ -246,15 +246,14 @@ def _place_reading(place: Place) -> str:
     )
 
 
-def _styled(line: Line) -> str:
-    name = f"{line.name}: {line.meaning}" if line.kind == "chosen" else line.name
-    return f"**{name}**" if line.kind == "chosen" else f"*{name}*" if line.kind == "trivial" else name
+def _name(line: Line) -> str:
+    return f"{line.name}: {line.meaning}" if line.kind == "chosen" else line.name
 
 
 def _cells(line: Line) -> list[str]:
     auc = mean_sd(line.metrics["auc"]) + (" (sign-flipped)" if is_sign_flipped(line) else "")
     values = [mean_sd(line.metrics[name]) for name in _SHOWN]
-    return [auc, interval_text(line.metrics["auc"]) or "–", *values, _against(line)]
+    return [auc, interval_text(line.metrics["auc"]) or DASH, *values, _against(line)]
 
 
 def _against(line: Line) -> str:
@@ -267,20 +266,7 @@ def _against(line: Line) -> str:
 
 def show_detection(screen: Console, found: Evaluated) -> None:
     """The table on the terminal, narrow enough for 80 columns, and what it says."""
-    several = len(found.result.runs) > 1
-    title = f"{found.result.name}: {found.protocol}"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for name in ("AUC", *(("sd",) if several else ()), "95 %", "AP", "ACC", "F1", "ACC*", "F1*"):
-        table.add_column(name, justify="right", no_wrap=True)
-    kind = "chosen"
-    for line in found.lines:
-        if line.kind != kind:
-            table.add_row()
-        kind = line.kind
-        style = "bold" if kind == "chosen" else "italic" if kind == "trivial" else ""
-        table.add_row(*(Text(cell, style=style) for cell in _narrow(line, several)))
-    screen.print(table)
+    screen.print(_narrow_table(found).console(frame=False))
     rate = 100 * float(found.result.config["false_alarms"])
     screen.print(
         Text(
@@ -294,6 +280,18 @@ def show_detection(screen: Console, found: Evaluated) -> None:
     for note in found.result.notes:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     screen.print(Text(DISCLAIMER, style="dim"))
+
+
+def _narrow_table(found: Evaluated) -> Table:
+    """The rows without what does not fit, a block for each kind."""
+    several = len(found.result.runs) > 1
+    header = ["", "AUC", *(("sd",) if several else ()), "95 %", "AP", "ACC", "F1", "ACC*", "F1*"]
+    columns = [Column(title, text=not place) for place, title in enumerate(header)]
+    blocks = [
+        Block([Row(_narrow(line, several), _MARKS[kind]) for line in lines])
+        for kind, lines in groupby(found.lines, key=lambda line: line.kind)
+    ]
+    return Table(columns, blocks, f"{found.result.name}: {found.protocol}")
 
 
 def _narrow(line: Line, several: bool) -> list[str]:

@@ -77,7 +77,7 @@ Mark = Literal["", "bold", "italic", "dim"]
 
 @dataclass(frozen=True)
 class Column:
-    """``text`` columns stand left and may wrap, those of numbers right and may not.
+    """``text`` columns stand left and may wrap, those of numbers right and may not; ``wrap`` says otherwise.
 
     ``group`` is a heading over several columns, ``short`` the title where there is little room (terminal and LaTeX),
     ``latex`` the title as LaTeX. ``key`` is what :meth:`Table.only` calls it; without one it is the title.
@@ -89,6 +89,7 @@ class Column:
     short: str | None = None
     latex: str | None = None
     key: str = ""
+    wrap: bool | None = None
 
     @property
     def narrow(self) -> str:
@@ -198,10 +199,9 @@ class Table:
         shown = RichTable(title=Text(self.title), title_justify="left", **bare)
         for column in self.columns:
             title = Text(f"{column.group}\n{column.narrow}" if column.group else column.narrow)
-            if column.text:
-                shown.add_column(title, overflow="fold")  # a name cut short may be the name of another result
-            else:
-                shown.add_column(title, justify="right", no_wrap=True)
+            wrap = column.text if column.wrap is None else column.wrap
+            # Folded, not cut: a name cut short may be the name of another result.
+            shown.add_column(title, justify="left" if column.text else "right", no_wrap=not wrap, overflow="fold")
         for place, block in enumerate(self.blocks):
             if place:
                 shown.add_row()
