@@ -76,8 +76,11 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        start = dist.get_rank() * ctx.rows
-        return total(gradients[0])[start : start + ctx.rows]
+        """Each process wants the sum of its own rows only: a share of what summing all rows everywhere would send."""
+        gradient = gradients[0].contiguous()
+        own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
+        dist.reduce_scatter_tensor(own, gradient)
+        return own
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
