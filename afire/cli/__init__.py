@@ -79,6 +79,15 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+    finally:
+        _leave_processes()
+
+
+def _leave_processes() -> None:
+    """End the group of processes, if there is one: a group that is torn down by the interpreter's exit may abort."""
+    distributed = sys.modules.get("torch.distributed")  # not imported for it: most commands never load torch
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 _USERS_DISK = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR}
