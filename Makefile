@@ -18,8 +18,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@
 
+# A file stays with one process, so that what its tests share is made once; tests/conftest.py puts the long files first.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,6 +14,12 @@ from afire import progress
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: a file is the work of one process, and a long one at the end has no other beside."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the public datasets, or a skip."""

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,27 +11,14 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.files import read_json
+from tests import commands
 from tests.studies.conftest import SMALLEST, draw_pack
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def arguments(data: Path, out: Path, rows: str, *extra: str) -> list[str]:
     settings = [word for setting in SMALLEST for word in ("--set", setting)]
     words = ["--data", str(data), "--out", str(out), "--rows", rows, "--seeds", "0", "--preset", "tiny", "--jobs", "1"]
     return ["ablate", *words, *settings, *extra]
-
-
-def start(words: list[str], until: Callable[[], bool]) -> subprocess.Popen[str]:
-    """The command in another process, seen to the point where ``until`` holds."""
-    command = [sys.executable, "-m", "afire", *words]
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 120
-    while not until():
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return process
 
 
 def newest_step(trial: Path) -> int:
@@ -65,17 +47,15 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
         return next((out / "trials").glob(f"{name}-seed0-*"), out / "none")
 
     # The whole command is gone at once, in the middle of the second trial.
-    process = start(arguments(data, out, long), lambda: newest_step(trial("long")) >= 5)
-    process.kill()
-    process.communicate()
+    command = commands.start(*arguments(data, out, long))
+    command.wait_until(lambda: newest_step(trial("long")) >= 5)
+    command.kill()
     finished = (trial("full") / "trial.json").stat().st_mtime_ns
     saved = newest_step(trial("long"))
     before = timed(trial("long"))
     assert saved >= 5 and not (trial("long") / "trial.json").exists()
 
-    words = arguments(data, out, f"{long},head-shared,{bad}")
-    last = subprocess.run([sys.executable, "-m", "afire", *words], env=ENVIRONMENT, capture_output=True, text=True)
-    assert last.returncode == 1, last.stderr[-3000:]
+    last = commands.run(*arguments(data, out, f"{long},head-shared,{bad}"), expect=1)
     assert "3 different trials, 1 finished; 2 to run" in last.stderr
     assert re.search(r"failed: bad, seed 0: .*not finite.*exit code 2", last.stderr)
     assert (trial("full") / "trial.json").stat().st_mtime_ns == finished
@@ -100,6 +80,5 @@ def test_the_plan_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "afire", *arguments(tmp_path / "nothing", tmp_path / "out", "no-categry")]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-    assert result.returncode == 2 and "did you mean no-category?" in result.stderr and "Traceback" not in result.stderr
+    ended = commands.run(*arguments(tmp_path / "nothing", tmp_path / "out", "no-categry"), expect=2)
+    assert "did you mean no-category?" in ended.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,7 @@ from typer.testing import CliRunner
 from afire.cli import app
 from afire.data.manifest import read_manifest, write_manifest
 from afire.data.splits import random_split, write_split
+from tests import commands
 from tests.data.audit.drawing import draw_set
 
 
@@ -90,9 +89,6 @@ def test_a_folder_with_a_manifest_is_read_by_it(clean: Path, tmp_path: Path) -> 
 
 
 def test_a_users_mistake_exits_with_2(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "afire", "data", "check", "--data", "gone.csv", "--out", str(tmp_path / "audit")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert result.returncode == 2
-    assert "gone.csv does not exist" in result.stderr
-    assert "Traceback" not in result.stderr
+    ended = commands.run("data", "check", "--data", "gone.csv", "--out", "audit", folder=tmp_path, expect=2)
+    assert "gone.csv does not exist" in ended.stderr
     assert not (tmp_path / "audit").exists()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from typer.testing import CliRunner
 from afire.cli import app
 from afire.cli.figure import parse_named
 from afire.errors import UserError
+from tests import commands
 from tests.figure_parts import draw_boxed_pack, make_run
 
 
@@ -47,9 +46,7 @@ def test_a_figure_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
-    words = ["figure", "auc", "--results", str(tmp_path / "none"), "--out", str(tmp_path / "auc")]
-    done = subprocess.run([sys.executable, "-m", "afire", *words], capture_output=True, text=True)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
+    done = commands.run("figure", "auc", "--results", tmp_path / "none", "--out", tmp_path / "auc", expect=2)
     assert done.stderr.startswith("error: ") and "does not exist" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

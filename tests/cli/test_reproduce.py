@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +9,8 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.files import read_json
+from tests import commands
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 SMALL = ["--films", "60", "--set", "image.size=64", "--set", "training.batch_size=8", "--set", "run.picture_epochs=0"]
 
 
@@ -29,20 +25,14 @@ def checkpoints(out: Path) -> int:
 @pytest.mark.slow
 def test_killed_and_started_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "afire", *arguments(out, "fig-restore", "--set", "training.epochs=20")]
-    process = subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 240
-    while not checkpoints(out):
-        assert process.poll() is None, process.communicate()[0][-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
+    words = arguments(out, "fig-restore", "--set", "training.epochs=20")
+    command = commands.start(*words)
+    command.wait_until(lambda: checkpoints(out) > 0, seconds=240)
+    command.kill()
     done = {name: (out / "steps" / f"{name}.json").read_text() for name in ("films", "pack")}
     assert read_json(out / "steps" / "pretrain.json")["state"] == "begun"
 
-    again = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr[-3000:]
+    again = commands.run(*words)
     assert "[1/4] films: done before" in again.stderr and "[3/4] pretrain goes on" in again.stderr
     assert {name: (out / "steps" / f"{name}.json").read_text() for name in done} == done
     steps = [line.split(",")[0] for line in (out / "pretrain" / "metrics.jsonl").read_text().splitlines()]
@@ -65,9 +55,8 @@ def test_the_plan_of_everything_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_real_films_that_are_not_there(tmp_path: Path) -> None:
-    words = ["reproduce", "table3", "--on", "nih", "--out", str(tmp_path / "out")]
-    result = subprocess.run([sys.executable, "-m", "afire", *words], env=ENVIRONMENT, capture_output=True, text=True)
-    assert result.returncode == 2 and "afire data build nih" in result.stderr and "Traceback" not in result.stderr
+    ended = commands.run("reproduce", "table3", "--on", "nih", "--out", tmp_path / "out", expect=2)
+    assert "afire data build nih" in ended.stderr
 
 
 def test_a_target_that_a_set_cannot_have(tmp_path: Path) -> None:

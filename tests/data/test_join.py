@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from afire.data.manifest import Manifest, make_manifest, read_manifest, write_manifest
 from afire.data.splits import SOURCE, development_split, join_manifests, official_split, write_split
 from afire.errors import UserError
+from tests import commands
 
 
 def small_set(root: Path, label: str, count: int = 6, **extra: list[object]) -> Manifest:
@@ -56,14 +55,12 @@ def test_split_files_become_the_lists(tmp_path: Path) -> None:
             for part, rows in split.rows(manifest).items()
             for image in manifest.table["image"].iloc[rows]
         }
-    done = subprocess.run([sys.executable, "-m", "afire", *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    commands.run(*words, folder=tmp_path)
     table = read_manifest(tmp_path / "both.parquet").table
     listed = table[table["split"] != ""]
     assert dict(zip(listed["image"], listed["split"], strict=True)) == expected
     assert set(table["split"]) == {"train", "val", "test", ""}  # the official test films are in no part
-    done = subprocess.run([sys.executable, "-m", "afire", *words[:-2]], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and "2 --data need 2 --split" in done.stderr
+    assert "2 --data need 2 --split" in commands.run(*words[:-2], folder=tmp_path, expect=2).stderr
 
 
 def test_one_root_inside_the_other(tmp_path: Path) -> None:
@@ -88,9 +85,8 @@ def test_the_command(tmp_path: Path) -> None:
     for name in "ab":
         write_manifest(small_set(tmp_path / name, name.upper()), tmp_path / f"{name}.parquet")
     words = ["data", "join", "--data", "a.parquet", "--data", "b.parquet", "--out", "both.parquet"]
-    done = subprocess.run([sys.executable, "-m", "afire", *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "both.parquet" in done.stdout + done.stderr
+    done = commands.run(*words, folder=tmp_path)
+    assert "both.parquet" in done.stdout + done.stderr
     assert len(read_manifest(tmp_path / "both.parquet")) == 12
     words[5] = "a.parquet"
-    done = subprocess.run([sys.executable, "-m", "afire", *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and "two manifests are called a" in done.stderr
+    assert "two manifests are called a" in commands.run(*words, folder=tmp_path, expect=2).stderr

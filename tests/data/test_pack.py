@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +18,7 @@ from afire.data.film import fit_square
 from afire.data.manifest import Manifest, make_manifest, write_manifest
 from afire.data.pack import DecodedFilms, PackedFilms, PackSettings, open_films, open_manifest, pack, read_summary
 from afire.errors import UserError
+from tests import commands
 
 SMALL = PackSettings(size=32)
 
@@ -158,33 +156,14 @@ def test_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     write_manifest(manifest, tmp_path / "films.parquet")
     expected = pack(manifest, tmp_path / "expected", PackSettings(size=64), workers=1).hash
     out = tmp_path / "pack"
-    command = [
-        sys.executable,
-        "-m",
-        "afire",
-        "data",
-        "pack",
-        "--data",
-        str(tmp_path / "films.parquet"),
-        "--out",
-        str(out),
-    ]
-    command += ["--size", "64", "--workers", "2", "--quiet"]
-    kills = 0
-    for _ in range(6):
-        process = subprocess.Popen(command, start_new_session=True)
+    words = ["data", "pack", "--data", tmp_path / "films.parquet", "--out", out, "--size", 64, "--quiet"]
+    for workers in (1, 2):
+        command = commands.start(*words, "--workers", workers, own_session=True)
         lines = _journal_lines(out)
-        deadline = time.monotonic() + 60
-        while process.poll() is None and _journal_lines(out) <= lines and time.monotonic() < deadline:
-            time.sleep(0.005)
-        if process.poll() is not None:
-            break
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        kills += 1
+        command.wait_until(lambda lines=lines: _journal_lines(out) > lines)  # type: ignore[misc]
+        command.kill()
         assert not (out / "pack.json").exists()
-    assert kills >= 1
-    subprocess.run(command, check=True, timeout=120)
+    commands.run(*words, "--workers", 1)
     summary = json.loads((out / "pack.json").read_text())
     assert summary["hash"] == expected and summary["films"] == 600
     assert np.array_equal(np.load(out / "images.npy"), np.load(tmp_path / "expected/images.npy"))
@@ -215,19 +194,8 @@ def test_a_full_disk_ends_no_process_and_a_rerun_continues(tmp_path: Path) -> No
 
 
 def test_a_wrong_path_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "afire",
-        "data",
-        "pack",
-        "--data",
-        str(tmp_path / "no"),
-        "--out",
-        str(tmp_path / "p"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "does not exist" in done.stderr and "Traceback" not in done.stderr
+    ended = commands.run("data", "pack", "--data", tmp_path / "no", "--out", tmp_path / "p", expect=2)
+    assert "does not exist" in ended.stderr
     assert not (tmp_path / "p").exists()
 
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +25,7 @@ from afire.data.phantom.physics import Curve, Frame
 from afire.data.phantom.skeleton import tubes
 from afire.data.phantom.write import MASK_BITS, write_phantom
 from afire.errors import UserError
+from tests import commands
 
 SIZE = 64
 
@@ -381,13 +378,10 @@ def test_a_larger_count_adds_films(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_a_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
     out, count = tmp_path / "killed", 150
-    command = [sys.executable, "-m", "afire", "data", "phantom", "--count", str(count), "--size", "64", "--seed", "1"]
-    run = subprocess.Popen([*command, "--out", str(out), "--workers", "1", "--quiet"], start_new_session=True)
-    deadline = time.monotonic() + 60
-    while len(list(out.glob("images/[0-9]*.png"))) < 10 and time.monotonic() < deadline and run.poll() is None:
-        time.sleep(0.02)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
+    words = ["data", "phantom", "--count", count, "--size", 64, "--seed", 1, "--workers", 1, "--quiet"]
+    command = commands.start(*words, "--out", out)
+    command.wait_until(lambda: len(list(out.glob("images/[0-9]*.png"))) >= 10)
+    command.kill()
     done = len(list(out.glob("images/[0-9]*.png")))
     assert 10 <= done < count and not (out / "manifest.parquet").exists()
     (out / "images" / ".part-left.png").write_bytes(b"torn")
@@ -444,10 +438,8 @@ def test_impossible_settings_are_refused(
 
 
 def test_a_users_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "afire", "data", "phantom", "--out", str(tmp_path / "p"), "--count", "0"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "at least 1" in result.stderr and "Traceback" not in result.stderr
+    ended = commands.run("data", "phantom", "--out", tmp_path / "p", "--count", 0, expect=2)
+    assert "at least 1" in ended.stderr
     assert not (tmp_path / "p").exists()
 
 

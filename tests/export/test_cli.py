@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from afire.export import verify as verifying
 from afire.export.verify import read_expected, write_expected
 from afire.files import write_json
 from afire.weights.bundle import MANIFEST, list_files, open_bundle
+from tests import commands
 
 
 @pytest.fixture
@@ -65,7 +64,5 @@ def test_a_torn_bundle_is_one_sentence_and_exit_code_2(bundle_folder: Path, copy
     content = bytearray((folder / "decoder.safetensors").read_bytes())
     content[-1] ^= 1
     (folder / "decoder.safetensors").write_bytes(content)
-    command = [sys.executable, "-m", "afire", "verify", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "decoder.safetensors is not what was exported" in done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    ended = commands.run("verify", folder, expect=2)
+    assert "decoder.safetensors is not what was exported" in ended.stderr and ended.stderr.count("\n") == 1

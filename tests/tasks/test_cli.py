@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +11,7 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.errors import UserError
+from tests import commands
 from tests.tasks.conftest import SMALLEST
 
 ENCODER = ["--preset", "tiny", *(word for setting in SMALLEST for word in ("--set", setting))]
@@ -102,6 +101,4 @@ def test_mistakes_are_sentences_and_leave_nothing(
 @pytest.mark.slow
 def test_weights_that_are_not_there_end_with_code_2(packed: Path, tmp_path: Path) -> None:
     words = ["probe", "--weights", "runs/none", "--data", str(packed), "--out", str(tmp_path / "r")]
-    done = subprocess.run([sys.executable, "-m", "afire", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("error: weights runs/none do not exist")
-    assert "Traceback" not in done.stderr
+    assert commands.run(*words, expect=2).stderr.startswith("error: weights runs/none do not exist")

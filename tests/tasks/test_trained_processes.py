@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +14,11 @@ from safetensors.torch import load_file
 from afire.tasks.finetune import run_finetune
 from afire.tasks.segment import run_segment
 from afire.tasks.settings import load_task_config
+from tests import commands
 from tests.tasks.drawn import MODEL, QUICK, draw_spots, experiment
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # A checkpoint after every step, so that a kill lands anywhere in an epoch; slow enough to be hit.
 EVERY_STEP = ["run.checkpoint_minutes=1e-9", "run.keep_checkpoints=2"]
 LONG = [*QUICK, "training.epochs=15", "training.patience=100", "training.learning_rate=2e-3", "augment.rotation=30"]
@@ -34,24 +29,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_spots(tmp_path_factory.mktemp("spots"))
 
 
-def command(task: str, pack: Path, out: Path, settings: list[str], *extra: str, processes: int = 1) -> list[str]:
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+def words(task: str, pack: Path, out: Path, settings: list[str]) -> list[str]:
     chosen = [word for setting in [*MODEL, *settings] for word in ("--set", setting)]
-    words = ["--weights", "random", "--preset", "tiny", "--seeds", "0", "--device", "cpu", *chosen, *extra]
-    return [*start, "afire", task, "--data", str(pack), "--out", str(out), *words]
-
-
-def start(arguments: list[str], until: Callable[[], bool]) -> subprocess.Popen[str]:
-    """A run in another process, seen to the point where ``until`` holds."""
-    process = subprocess.Popen(arguments, env=ENVIRONMENT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not until():
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return process
+    asked = ["--weights", "random", "--preset", "tiny", "--seeds", "0", "--device", "cpu", *chosen]
+    return [task, "--data", str(pack), "--out", str(out), *asked]
 
 
 def newest_step(run: Path) -> int:
@@ -77,10 +58,9 @@ def test_a_killed_fine_tuning_ends_bit_identical(packed: Path, tmp_path: Path) -
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     config = load_task_config("finetune", overrides=LONG)
     list(run_finetune(experiment(packed, whole), config))
-    arguments = command("finetune", packed, killed, [*LONG, *EVERY_STEP])
-    process = start(arguments, lambda: newest_step(killed / "seed-0") >= 7)  # two updates an epoch: within one
-    process.kill()
-    process.communicate()
+    command = commands.start(*words("finetune", packed, killed, [*LONG, *EVERY_STEP]))
+    command.wait_until(lambda: newest_step(killed / "seed-0") >= 7)  # two updates an epoch: within one
+    command.kill()
     assert not (killed / "seed-0/summary.json").exists()
     list(run_finetune(experiment(packed, killed, resume=True), config))
     assert_same(whole / "seed-0", killed / "seed-0")
@@ -92,11 +72,12 @@ def test_a_stopped_segmentation_says_so_and_ends_bit_identical(packed: Path, tmp
     list(run_segment(experiment(packed, whole), config))
     log = stopped / "seed-0/metrics.jsonl"
     begun = [*LONG, "run.checkpoint_epochs=0"]
-    process = start(command("segment", packed, stopped, begun), lambda: log.exists() and log.stat().st_size > 0)
-    process.send_signal(signal.SIGTERM)
-    _, words = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM, words[-3000:]
-    assert "add --resume to go on" in words and "Traceback" not in words
+    command = commands.start(*words("segment", packed, stopped, begun))
+    command.wait_until(lambda: log.exists() and log.stat().st_size > 0)
+    command.send(signal.SIGTERM)
+    ended = command.end()
+    assert ended.code == 128 + signal.SIGTERM, ended.stderr[-3000:]
+    assert "add --resume to go on" in ended.stderr and "Traceback" not in ended.stderr
     assert newest_step(stopped / "seed-0") > 0 and not (stopped / "result.json").exists()
     list(run_segment(experiment(packed, stopped, resume=True), config))
     assert_same(whole / "seed-0", stopped / "seed-0")
@@ -107,9 +88,7 @@ def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     settings = [*QUICK, "training.epochs=4", "labels=[Spot, Doubt]", "class_weights=balanced"]
     list(run_finetune(experiment(packed, one), load_task_config("finetune", overrides=settings)))
-    arguments = command("finetune", packed, two, settings, processes=2)
-    done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    commands.run_processes(2, *words("finetune", packed, two, settings))
     assert (two / "result.json").exists() and (two / "roc.png").exists()
     for first, second in zip(lines(one / "seed-0"), lines(two / "seed-0"), strict=True):
         assert first["step"] == second["step"]

@@ -1,0 +1,157 @@
+"""The ``afire`` command in a process of its own, as users start it, without the seconds that its imports take.
+
+A server that has imported everything and done nothing is forked for each command. Output goes to files, so that a
+process that writes much never waits for its reader.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(
+    [
+        *(
+            "afire.cli.tasks",
+            "afire.training.loop",
+            "afire.detect.fit",
+            "afire.detect.run",
+            "afire.report.task_figures",
+        ),
+        *("torch._dynamo", "torch.utils.tensorboard", "accelerate", "sklearn.linear_model", "matplotlib.pyplot"),
+    ]
+)
+_SECONDS = 300.0
+
+
+class Ended(NamedTuple):
+    """How a command ended and what it wrote; ``code`` is negative where a signal ended it."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Command:
+    """A command under way."""
+
+    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], own_session: bool) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="afire-command-"))
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        arguments = (list(words), variables, folder, self._folder, own_session)
+        self._own_session = own_session
+        self._process = _context.Process(target=_run_here, args=arguments)
+        self._process.start()
+        _started.append(self)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> Ended:
+        """End it at once, as the system does when memory runs out."""
+        if self._own_session:
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
+        return self.end()
+
+    def end(self, seconds: float = _SECONDS) -> Ended:
+        """Wait for the end."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+            raise AssertionError(f"not ended after {seconds:.0f} seconds: {self._written('stderr')[-3000:]}")
+        return Ended(self._process.exitcode, self._written("stdout"), self._written("stderr"))
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+        """Wait until ``condition`` holds; the command must not end before."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.is_running, self._written("stderr")[-3000:] + self._written("stdout")[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+    def _written(self, name: str) -> str:
+        return (self._folder / name).read_text(encoding="utf-8", errors="replace")
+
+    def forget(self) -> None:
+        self._process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_started: list[Command] = []
+
+
+@atexit.register
+def _end_all() -> None:
+    """Before multiprocessing waits for what a failed test has left running."""
+    for command in _started:
+        command.forget()
+
+
+def start(
+    *words: object,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    own_session: bool = False,
+) -> Command:
+    """``afire`` with ``words``, in ``folder``; with ``own_session`` :meth:`Command.kill` ends its children with it."""
+    return Command([str(word) for word in words], folder or Path.cwd(), environment or {}, own_session)
+
+
+def run(*words: object, folder: Path | None = None, expect: int = 0) -> Ended:
+    """``afire`` with ``words`` to its end, which must be ``expect``; a traceback only ever comes with code 1."""
+    return _checked(start(*words, folder=folder), expect)
+
+
+def run_processes(count: int, *words: object) -> list[Ended]:
+    """One run of ``count`` processes, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+    return [_checked(command, 0) for command in [start(*words, environment=rank) for rank in ranks]]
+
+
+def _checked(command: Command, expect: int) -> Ended:
+    ended = command.end()
+    assert ended.code == expect, f"exit code {ended.code}: {ended.stderr[-3000:]}"
+    assert "Traceback" not in ended.stderr or expect == 1, ended.stderr[-3000:]
+    return ended
+
+
+def _run_here(words: list[str], variables: dict[str, str], folder: Path, output: Path, own_session: bool) -> None:
+    """In the new process: what ``python -m afire`` does."""
+    if own_session:
+        os.setsid()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(output / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    sys.argv = ["afire", *words]
+    runpy.run_module("afire", run_name="__main__", alter_sys=True)
