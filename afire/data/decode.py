@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from afire.data.dicom import hash_patient
 from afire.data.dicom_grey import Voi
 from afire.data.film import (
     Film,
@@ -190,7 +189,7 @@ __all__ = [
     "FilmInfo",
     "Voi",
     "decode_film",
-    "hash_patient",
+    "is_dicom",
     "is_image_file",
     "read_file",
     "read_film",
@@ -223,7 +222,7 @@ def read_film(
     """Read a film, float32 (H, W) in [0,1] with black = 0, and what is known about it.
 
     ``voi`` chooses the DICOM grey-scale, ``salt`` goes into the hash of the DICOM patient id
-    (:func:`hash_patient`), ``modalities`` are the DICOM modalities to accept.
+    (:func:`~afire.data.identity.hash_patient`), ``modalities`` are the DICOM modalities to accept.
     """
     path = Path(path)
     return decode_film(path, read_file(path, max_pixels), voi, max_pixels, salt, modalities)
@@ -239,7 +238,7 @@ def decode_film(
 ) -> tuple[Film, FilmInfo]:
     """:func:`read_film` of the bytes of a file; ``path`` is only for messages."""
     with quiet_readers():
-        if _looks_like_dicom(data):
+        if looks_like_dicom(data):
             from afire.data.dicom import read_dicom  # pydicom takes half a second to import; few datasets need it
 
             return read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
@@ -256,7 +255,7 @@ def read_mask_raw(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]
     """Read the stored numbers of a mask image, uint8 (H, W): grey values or palette indices, for bit flags."""
     path = Path(path)
     data = read_file(path, max_pixels)
-    if _looks_like_dicom(data):
+    if looks_like_dicom(data):
         raise ImageError(f"{path} is a DICOM file, and masks are read from PNG, TIFF, BMP, GIF or JPEG.")
     with quiet_readers():
         return read_raster_mask(path, data, max_pixels)
@@ -282,10 +281,19 @@ def is_image_file(path: Path) -> bool:
             head = stream.read(_HEAD_BYTES)
     except OSError:
         return False
-    return _looks_like_dicom(head) or looks_like_raster(head)
+    return looks_like_dicom(head) or looks_like_raster(head)
 
 
-def _looks_like_dicom(head: bytes) -> bool:
+def is_dicom(path: Path) -> bool:
+    """Whether the content of a file is DICOM, with or without the usual preamble; False where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return looks_like_dicom(stream.read(_HEAD_BYTES))
+    except OSError:
+        return False
+
+
+def looks_like_dicom(head: bytes) -> bool:
     """Whether a file that starts with ``head`` (132 bytes or more) is DICOM, with or without the usual preamble."""
     if head[_PREAMBLE:_HEAD_BYTES] == b"DICM":
         return True

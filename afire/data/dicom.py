@@ -1,6 +1,4 @@
-"""Patient ids leave afire only as hashes: the same in every run, and of no use without the salt.
-
-DICOM films, read with pydicom; the grey-scale is in :mod:`afire.data.dicom_grey`.
+"""DICOM films, read with pydicom; the grey-scale is in :mod:`afire.data.dicom_grey`.
 
 Only the tags in ``_TAGS`` are ever kept of a film. A name, a birth date or an address is not among them, so it cannot
 reach a manifest, a pack, a log or a picture; the patient id leaves this module only as a hash. For the same reason no
@@ -10,9 +8,7 @@ tags (:func:`read_tags`).
 
 from __future__ import annotations
 
-import hashlib
 import io
-import os
 import re
 import zlib
 from collections.abc import Collection, Iterator
@@ -29,29 +25,12 @@ from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, Implic
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
 from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite
+from afire.data.identity import hash_patient, view_of
 from afire.errors import ImageError, UserError
 
-SALT_VARIABLE = "AFIRE_PATIENT_SALT"
-DEFAULT_SALT = "afire"
-
-
-def hash_patient(patient_id: str, salt: str | None = None) -> str:
-    """16 hex digits that stand for a patient: equal in every run and on every machine with the same ``salt``.
-
-    Without ``salt``, the environment variable AFIRE_PATIENT_SALT is used, else "afire". The default keeps ids out of
-    sight; only a salt that you keep to yourself keeps others from trying out ids until one fits. An empty id stays
-    empty.
-    """
-    patient_id = patient_id.strip(" \0\t\r\n")
-    if not patient_id:
-        return ""
-    salt = os.environ.get(SALT_VARIABLE, DEFAULT_SALT) if salt is None else salt
-    key = hashlib.blake2b(salt.encode("utf-8"), digest_size=32).digest()
-    return hashlib.blake2b(patient_id.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
-
-
+_VIEW_TAGS = ["ViewPosition", "ViewCodeSequence", "PatientPosition"]
 _TAGS = [
-    "Modality", "PatientID", "ViewPosition", "ViewCodeSequence", "PatientPosition",
+    "Modality", "PatientID", *_VIEW_TAGS,
     "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames", "Rows", "Columns",
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
     "PixelPaddingValue", "PixelPaddingRangeLimit",
@@ -65,12 +44,12 @@ _TAGS = [
 ]  # fmt: skip
 _PIXEL_KEYWORDS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
 _PREAMBLE = 128
+_META_BYTES = 1 << 16  # more than any file meta group has
+_MOST_BYTES = 1 << 30  # of a file that only its tags are wanted of, when inflated
 _DEFLATED = b"1.2.840.10008.1.2.1.99"
 # The most that a film can need when inflated: three 16-bit channels, and room for a long header.
 _BYTES_PER_PIXEL, _HEADER_BYTES = 6, 64 << 20
 _LONG_LENGTH = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"UC", b"UN", b"UR", b"UT")
-_LATERAL = {"LL", "RL", "LAT", "LATERAL", "LEFTLATERAL", "RIGHTLATERAL"}
-_FRONTAL = {"PA": "PA", "POSTEROANTERIOR": "PA", "AP": "AP", "ANTEROPOSTERIOR": "AP"}
 
 
 @dataclass(frozen=True)
@@ -140,11 +119,24 @@ def _file_at_fault(path: Path, syntax: UID | None = None) -> Iterator[None]:
         raise ImageError(f"{path} is a truncated or damaged DICOM file; export it again or leave it out.") from None
 
 
-def read_tags(path: Path, tags: list[str], max_bytes: int = 1 << 30) -> pydicom.Dataset:
+def read_tags(path: Path, tags: list[str], max_bytes: int = _MOST_BYTES) -> pydicom.Dataset:
     """The named tags of a DICOM file, for one that is derived from it. They identify the patient: nothing else may get
     them."""
     with _file_at_fault(path):
         return _parse(path, path.read_bytes(), max_bytes, tags)
+
+
+def read_header(path: Path) -> tuple[str, str]:
+    """Patient (as a hash) and view of a DICOM file, without its pixels: what :func:`read_dicom` says about them."""
+    with _file_at_fault(path), path.open("rb") as stream:
+        start = stream.read(_META_BYTES)
+        tags = ["PatientID", *_VIEW_TAGS]
+        if _DEFLATED in start[: _dataset_start(start)]:  # read whole: it cannot be inflated in part
+            dataset = _parse(path, start + stream.read(), _MOST_BYTES, tags)
+        else:
+            stream.seek(0)
+            dataset = pydicom.dcmread(stream, force=True, stop_before_pixels=True, specific_tags=tags)
+        return hash_patient(str(dataset.get("PatientID") or "")), _view(dataset)
 
 
 def _parse(path: Path, data: bytes, max_bytes: int, tags: list[str] = _TAGS) -> pydicom.Dataset:
@@ -281,13 +273,7 @@ def _view(dataset: pydicom.Dataset) -> str:
     texts = [str(dataset.get("ViewPosition") or "")]
     texts += [str(item.get("CodeMeaning") or "") for item in dataset.get("ViewCodeSequence") or []]
     texts.append(str(dataset.get("PatientPosition") or ""))
-    for text in texts:
-        word = re.sub(r"[^A-Z]", "", text.upper())
-        if word in _FRONTAL:
-            return _FRONTAL[word]
-        if word in _LATERAL:
-            return "LATERAL"
-    return ""
+    return next((view for view in map(view_of, texts) if view), "")
 
 
 def _check(path: Path, header: _Header, max_pixels: int, modalities: Collection[str]) -> None:

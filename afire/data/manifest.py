@@ -3,8 +3,8 @@
 Columns
     image     path relative to the root, with forward slashes; unique
     split     ``train``, ``val``, ``test`` or empty
-    patient   an id that groups films of one person; never a name; the film itself where unknown
-    view      ``PA``, ``AP``, ``LATERAL``, rarely another view's name, or empty
+    patient   a pseudonym or a hash that groups films of one person; never a name; the film itself where unknown
+    view      ``PA``, ``AP``, ``LATERAL``, ``FRONTAL`` (either of the first), ``OTHER`` or empty
     normal    1.0 normal, 0.0 not, NaN unknown: the rule is the dataset builder's
     label:X   1.0 present, 0.0 absent, NaN unknown, one column for each finding X
     boxes     JSON list of {label, x, y, w, h} in fractions of width and height, or empty
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from afire.data.identity import hash_patients, view_names
 from afire.errors import UserError
 from afire.files import require_file, sha256_text, write_atomic, write_text
 
@@ -313,21 +314,33 @@ def _write_parquet(table: pd.DataFrame, info: Mapping[str, Any], path: Path) -> 
 
 
 def read_manifest(path: Path, root: Path | None = None) -> Manifest:
-    """Read Parquet or CSV. ``root`` overrides the stored one; a plain CSV's root is its own folder."""
+    """Read Parquet or CSV. ``root`` overrides the stored one; a plain CSV's root is its own folder.
+
+    In a table that afire did not write, patient ids are hashed and views are brought to those that are known: what a
+    person typed there may be a name.
+    """
     require_file(path, "manifest")
     check_manifest_name(path)
     try:
         table, info = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
     except json.JSONDecodeError:
         raise UserError(f"{path}: what says how this manifest was made is torn; build it again.") from None
-    stored = str(info.pop("root", "."))
+    stored = str((info or {}).pop("root", "."))
     try:
-        return make_manifest(table, root if root is not None else (path.parent / stored).resolve(), info)
+        manifest = make_manifest(table, root if root is not None else (path.parent / stored).resolve(), info)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+    return manifest if info is not None else _without_names(manifest)
 
 
-def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _without_names(manifest: Manifest) -> Manifest:
+    table = manifest.table
+    patients = hash_patients(table["patient"]).where(manifest.patient_known, table["patient"])
+    return Manifest(table.assign(patient=patients, view=view_names(table["view"])), manifest.root, manifest.info)
+
+
+def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
+    """The table, and how it was made; None where afire did not write it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -336,17 +349,18 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
         raise UserError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
     raw = (arrow.schema.metadata or {}).get(_METADATA_KEY)
-    return arrow.to_pandas(), _as_info(raw.decode("utf-8", "replace")) if raw else {}
+    return arrow.to_pandas(), _as_info(raw.decode("utf-8", "replace")) if raw else None
 
 
-def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
+    """The table, and how it was made; None where afire did not write it."""
     try:
         with path.open(encoding="utf-8-sig") as stream:
             first = stream.readline()
         # A spreadsheet that saves the file again splits the first line at its commas and quotes the parts.
         line = ",".join(next(csv.reader([first]), [])).rstrip(",") if first.startswith('"') else first
         ours = line.startswith(_CSV_HEADER)
-        info = _as_info(line.removeprefix(_CSV_HEADER)) if ours else {}
+        info = _as_info(line.removeprefix(_CSV_HEADER)) if ours else None
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # more cells in a row than in the header
             table = pd.read_csv(

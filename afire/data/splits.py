@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from afire.data.identity import hash_patient
 from afire.data.manifest import LABEL_PREFIX, SOURCE, SPLITS, Manifest, clean_paths, make_manifest
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json
@@ -41,7 +42,7 @@ class Split:
 
     def rows(self, manifest: Manifest) -> dict[str, np.ndarray]:
         """Row numbers of each part in ``manifest``; refused when the films are not those the split was made for."""
-        parts = _rows(manifest, self.patients, self.scope)
+        parts = _rows(manifest, self.patients_in(manifest), self.scope)
         found = films_hash(manifest, parts)
         if found != self.hash:
             counts = ", ".join(f"{part} {len(rows)} instead of {self.films[part]}" for part, rows in parts.items())
@@ -50,6 +51,14 @@ class Split:
                 f"({counts}); make the split again with `afire data split`."
             )
         return parts
+
+    def patients_in(self, manifest: Manifest) -> dict[str, list[str]]:
+        """The patients of each part as ``manifest`` calls them: ids of earlier versions are hashes by now."""
+        own = set(manifest.table["patient"])
+        return {
+            part: [name if name in own else hash_patient(name) for name in members]
+            for part, members in self.patients.items()
+        }
 
 
 def films_hash(manifest: Manifest, parts: Mapping[str, np.ndarray]) -> str:
@@ -140,10 +149,11 @@ def fraction_of(split: Split, manifest: Manifest, fraction: float, seed: int = 0
     if not 0 < fraction <= 1:
         raise UserError(f"a label fraction lies between 0 and 100 %, not at {100 * fraction:g} %.")
     split.rows(manifest)
-    order = stratified_order(manifest, split.patients["train"], seed, purpose="fraction")
+    patients = split.patients_in(manifest)
+    order = stratified_order(manifest, patients["train"], seed, purpose="fraction")
     train, _ = _prefix(manifest, order, fraction, split.scope)
     method = {**split.method, "fraction": fraction, "fraction_seed": seed}
-    return make_split(manifest, {**split.patients, "train": train}, split.scope, method)
+    return make_split(manifest, {**patients, "train": train}, split.scope, method)
 
 
 def make_split(

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from afire import progress
 from afire.cli import app, main
+from afire.data.identity import hash_patient
 from afire.data.manifest import make_manifest, read_manifest, write_manifest
 
 KINDS = ["folder", "classes", "csv", "childcxr", "nih", "chexpert", "mimic", "siim", "lungmasks"]
@@ -103,7 +104,10 @@ def test_the_flags_of_csv(classes: Path, tmp_path: Path) -> None:
         "--normal-column", "fine", "--meta-columns", "age", "--path-suffix", ".png", "--uncertain", "ones",
     )  # fmt: skip
     table = read_manifest(tmp_path / "m.csv").table
-    assert table["image"].tolist() == ["a.png", "b.png"] and table["patient"].tolist() == ["7", "8"]
+    assert table["image"].tolist() == ["a.png", "b.png"] and table["patient"].tolist() == [
+        hash_patient("7"),
+        hash_patient("8"),
+    ]
     assert table["label:x y"].tolist() == [1, 1] and table["label:mass"].tolist() == [0, 1]
     assert table["split"].tolist() == ["train", "test"] and table["view"].tolist() == ["PA", "AP"]
 

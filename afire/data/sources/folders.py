@@ -45,7 +45,7 @@ from afire.data.sources.disk import (
     split_of,
     strip_ending,
 )
-from afire.data.sources.table import patients_from_pattern, read_headers, view_names
+from afire.data.sources.table import patients_from_pattern, read_headers
 from afire.errors import UserError
 from afire.files import require_folder
 from afire.progress import track
@@ -66,7 +66,7 @@ def build_folder(
     table = pd.DataFrame({"image": films, "patient": patients_from_pattern(films, patient_pattern)})
     if headers:
         tags = read_headers(root, films)
-        table["patient"], table["view"] = tags["patient"], view_names(tags["view"])
+        table["patient"], table["view"] = tags["patient"], tags["view"]
     if all_normal:
         table["normal"] = 1.0
     options = {"patient_pattern": patient_pattern, "headers": headers, "all_normal": all_normal}
@@ -340,7 +340,7 @@ def build_siim(
     table["normal"] = (1.0 - table[LABEL_PREFIX + PNEUMOTHORAX]).where(present)
     if headers:
         tags = read_headers(root, table["image"].tolist())
-        table["patient"], table["view"] = tags["patient"], view_names(tags["view"])
+        table["patient"], table["view"] = tags["patient"], tags["view"]
     options = {"images": images, "size": size, "headers": headers}
     return make_manifest(table, root, {**about("siim", SIIM_NORMAL, **options), "mask": PNEUMOTHORAX})
 

@@ -25,6 +25,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from afire.data.identity import view_names
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, make_manifest
 from afire.data.sources.disk import (
     about,
@@ -47,7 +48,6 @@ from afire.data.sources.table import (
     normal_from,
     raw_findings,
     sexes,
-    view_names,
     with_policy,
 )
 from afire.errors import UserError

@@ -17,11 +17,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from afire.data.dicom import hash_patient
+from afire.data.decode import is_dicom
 from afire.data.film import quiet_readers
+from afire.data.identity import hash_patients, view_names
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, clean_paths, inside_root, make_manifest
 from afire.data.sources.disk import SPLIT_OF, about, keep_present, list_films, read_source
-from afire.errors import UserError
+from afire.errors import ImageError, UserError
 from afire.files import require_folder
 from afire.progress import track
 
@@ -31,7 +32,6 @@ Blank = Literal["zeros", "ignore"]
 NO_FINDING = "No Finding"
 SUPPORT_DEVICES = "Support Devices"
 _POLICY = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
-_LATERAL = ("LATERAL", "LAT", "LL", "RL")
 
 
 def raw_findings(table: pd.DataFrame, names: Sequence[str], path: Path | str) -> pd.DataFrame:
@@ -72,12 +72,6 @@ def normal_from(raw: pd.DataFrame, uncertain_is_disease: bool) -> pd.Series:
     return pd.Series(normal, index=raw.index)
 
 
-def view_names(values: pd.Series) -> pd.Series:
-    """View positions in one spelling: PA, AP, LATERAL (also LL and RL), others in capitals."""
-    names = values.str.strip().str.upper()
-    return names.where(~names.isin(_LATERAL), "LATERAL")
-
-
 def sexes(values: pd.Series) -> pd.Series:
     """M, F or empty."""
     first = values.str.strip().str.upper().str[:1]
@@ -95,7 +89,7 @@ logger = logging.getLogger(__name__)
 
 
 def patients_from_pattern(films: Sequence[str], pattern: str | None) -> list[str]:
-    """The first group of the regular expression ``pattern`` in each path; empty where it does not occur."""
+    """A hash of the first group of the regular expression ``pattern`` in each path; empty where it does not occur."""
     if pattern is None:
         return [""] * len(films)
     try:
@@ -111,24 +105,20 @@ def patients_from_pattern(films: Sequence[str], pattern: str | None) -> list[str
     without = patients.count("")
     if without:
         logger.warning("%s of %s films do not fit --patient-pattern: each is its own patient", without, len(films))
-    return patients
+    return hash_patients(pd.Series(patients)).tolist()
 
 
 def read_headers(root: Path, films: Sequence[str]) -> pd.DataFrame:
-    """Patient (as a hash) and view from the DICOM header of each film; empty where there is none.
-
-    Only these two tags are parsed, so that no name can reach the manifest.
-    """
-    import pydicom
+    """Columns patient (as a hash) and view from the DICOM header of each film; empty where there is none."""
+    from afire.data.dicom import read_header
 
     rows: list[tuple[str, str]] = []
     with quiet_readers():
         for film in track(films, "reading headers", unit="films"):
             path = inside_root(root, film)
             try:
-                header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["PatientID", "ViewPosition"])
-                rows.append((hash_patient(str(header.get("PatientID") or "")), str(header.get("ViewPosition") or "")))
-            except Exception:  # not DICOM, or damaged: pydicom raises dozens of kinds, and the audit names such films
+                rows.append(read_header(path) if is_dicom(path) else ("", ""))
+            except ImageError:  # damaged: the audit names such films
                 rows.append(("", ""))
     return pd.DataFrame(rows, columns=["patient", "view"])
 
@@ -204,7 +194,7 @@ def _facts(source: pd.DataFrame, columns: Columns, csv: Path) -> pd.DataFrame:
     """Columns patient, split, view and meta:X, those that the user named."""
     table = pd.DataFrame(index=source.index)
     if columns.patient:
-        table["patient"] = source[columns.patient].str.strip()
+        table["patient"] = hash_patients(source[columns.patient])
     if columns.split:
         table["split"] = _splits(source[columns.split], csv)
     if columns.view:

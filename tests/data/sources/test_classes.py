@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from afire.data.identity import hash_patient
 from afire.data.sources.folders import build_classes
 from afire.errors import UserError
 
@@ -58,4 +59,4 @@ def test_a_flat_folder_has_no_classes(tmp_path: Path, touch) -> None:
 
 def test_patients(tmp_path: Path, touch) -> None:
     touch(tmp_path, "normal/p1_a.png", "tb/p1_b.png")
-    assert build_classes(tmp_path, patient_pattern="/(p[0-9]+)_").table["patient"].tolist() == ["p1", "p1"]
+    assert build_classes(tmp_path, patient_pattern="/(p[0-9]+)_").table["patient"].tolist() == [hash_patient("p1")] * 2

@@ -7,7 +7,8 @@ import math
 import pandas as pd
 import pytest
 
-from afire.data.sources.table import ages, normal_from, raw_findings, sexes, view_names, with_policy
+from afire.data.identity import view_names
+from afire.data.sources.table import ages, normal_from, raw_findings, sexes, with_policy
 from afire.errors import UserError
 
 
@@ -58,7 +59,7 @@ def test_normal(no_finding: float, disease: float, devices: float, strict: float
 
 def test_spellings() -> None:
     assert view_names(pd.Series([" pa", "AP", "LL", "rl", "Lateral", "", "AP AXIAL"])).tolist() == [
-        "PA", "AP", "LATERAL", "LATERAL", "LATERAL", "", "AP AXIAL",
+        "PA", "AP", "LATERAL", "LATERAL", "LATERAL", "", "OTHER",
     ]  # fmt: skip
     assert sexes(pd.Series(["Male", "F", "Unknown", "", "m"])).tolist() == ["M", "F", "", "", "M"]
     years = ages(pd.Series(["57", "058Y", "411", "0", "", "13M", "90"])).tolist()

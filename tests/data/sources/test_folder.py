@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from afire.data.identity import hash_patient
 from afire.data.sources import build
 from afire.data.sources.folders import build_folder
 from afire.errors import UserError
@@ -26,7 +27,7 @@ def test_patients_from_a_pattern(tmp_path: Path, touch, caplog: pytest.LogCaptur
     touch(tmp_path, "p1/a.png", "p1/b.png", "p22/c.png", "odd.png")
     with caplog.at_level(logging.WARNING, "afire"):
         manifest = build_folder(tmp_path, patient_pattern=r"^(p\d+)/")
-    assert manifest.table["patient"].tolist() == ["odd.png", "p1", "p1", "p22"]
+    assert manifest.table["patient"].tolist() == ["odd.png", *map(hash_patient, ("p1", "p1", "p22"))]
     assert "1 of 4 films do not fit --patient-pattern" in caplog.text
 
 

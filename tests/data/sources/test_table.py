@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from afire.data.identity import hash_patient
 from afire.data.sources.table import Columns, build_table
 from afire.errors import UserError
 
@@ -44,7 +45,7 @@ def test_all_columns(films: Path) -> None:
     manifest = build_table(films, csv, columns, prefix="images/", suffix=".png", mask_prefix="masks/")
     table = manifest.table
     assert table["image"].tolist() == ["images/a.png", "images/b.png", "images/c.png"]
-    assert table["patient"].tolist() == ["007", "008", "008"]
+    assert table["patient"].tolist() == [hash_patient("007"), hash_patient("008"), hash_patient("008")]
     assert table["split"].tolist() == ["train", "val", "test"]
     assert table["view"].tolist() == ["PA", "LATERAL", "AP"]
     assert table["label:tb"].tolist()[:2] == [1, 0] and math.isnan(table["label:tb"].iloc[2])
