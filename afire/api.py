@@ -19,8 +19,8 @@ from afire.config import Config
 from afire.data.decode import read_film
 from afire.data.film import fit_square
 from afire.errors import UserError
-from afire.methods.afire import AFiRe
-from afire.weights.open import open_weights, pick_device
+from afire.methods import Method
+from afire.weights import open_weights, pick_device
 
 if TYPE_CHECKING:
     from afire.detect.base import AnomalyDetector
@@ -51,9 +51,9 @@ class Detection:
 
 
 class Model:
-    """A pre-trained AFiRe ready for use; :func:`load` makes it."""
+    """A pre-trained method ready for use; :func:`load` makes it."""
 
-    def __init__(self, network: AFiRe, name: str, detector: AnomalyDetector | None = None) -> None:
+    def __init__(self, network: Method, name: str, detector: AnomalyDetector | None = None) -> None:
         self.network = network.eval().requires_grad_(False)
         self.name = name
         self.detector = detector
@@ -89,11 +89,14 @@ class Model:
         images = [fit_square(read_film(Path(file), voi=image.voi)[0], image.size, image.fit) for file in files]
         return torch.from_numpy(np.stack(images)[:, None])
 
-    def encode(self, images: Images, network: Literal["teacher", "student"] = "teacher") -> Tensor:
-        """Images -> tokens (B, L, D) of the teacher. Any height and width that the patch divides."""
+    def encode(self, images: Images, network: str | None = None) -> Tensor:
+        """Images -> tokens (B, L, D). Any height and width that the patch divides.
+
+        ``network`` is another than the one to use, such as AFiRe's ``student``.
+        """
         return self._each(images, lambda batch: self.network.encode(batch, network))
 
-    def embed(self, images: Images, network: Literal["teacher", "student"] = "teacher") -> Tensor:
+    def embed(self, images: Images, network: str | None = None) -> Tensor:
         """Images -> one vector each (B, D): the mean of their tokens."""
         return self._each(images, lambda batch: self.network.encode(batch, network).mean(dim=1))
 

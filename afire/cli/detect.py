@@ -209,7 +209,7 @@ def run(
     from afire.errors import UserError
     from afire.report.detect_page import write_detect_page
     from afire.report.detect_pictures import LEGEND, Painter, heat_legend
-    from afire.weights.open import pick_device
+    from afire.weights import pick_device
 
     if resume and force:
         raise UserError("--resume goes on with the results in --out and --force replaces them; give one of them.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Preset, Quiet, Set, Verbose
+from afire.cli.options import ConfigFile, Network, Preset, Quiet, Set, Verbose
 
 if TYPE_CHECKING:
     from afire.export.verify import Check, Difference
@@ -38,9 +38,7 @@ def export(
         Literal["none", "normalise", "resize"],
         typer.Option(help="What onnx and torch graphs do before the encoder; resize takes films of any size."),
     ] = "normalise",
-    network: Annotated[
-        Literal["teacher", "student"], typer.Option(help="Which network another library gets.")
-    ] = "teacher",
+    network: Network = None,
     preset: Preset = None,
     config_file: ConfigFile = None,
     overrides: Set = None,
@@ -71,7 +69,7 @@ def export(
     from afire.export.formats import FORMATS
     from afire.export.onnx import find_detector
     from afire.export.write import convert
-    from afire.weights.open import open_weights
+    from afire.weights import open_weights
 
     opened = open_weights(weights, asked_config(preset, config_file, overrides), network=network)
     with_detector = detector is not None or (form == "onnx" and preprocess != "none")

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Data, Device, Labels, Preset, Quiet, Root, Seed, Set, SplitFile, Verbose
+from afire.cli.options import (
+    ConfigFile,
+    Data,
+    Device,
+    Labels,
+    Network,
+    Preset,
+    Quiet,
+    Root,
+    Seed,
+    Set,
+    SplitFile,
+    Verbose,
+)
 
 if TYPE_CHECKING:
     from afire.report.figures.files import FigureFiles, Source
@@ -32,7 +45,6 @@ Part = Annotated[
     typer.Option("--part", help="Films of which part; all is for a set that is foreign to the weights."),
 ]
 Films = Annotated[int, typer.Option("--films", help="Most films, drawn at random from --seed.", min=1)]
-Network = Annotated[Literal["teacher", "student"], typer.Option("--network", help="Which of a run's networks.")]
 Perplexity = Annotated[float, typer.Option("--perplexity", help="Of t-SNE: about how many neighbours matter.", min=1)]
 Neighbours = Annotated[str, typer.Option("--neighbours", help="The k of the k-NN purity, separated by commas.")]
 Show = Annotated[int, typer.Option("--show", help="Examples to show, drawn at random.", min=1, max=12)]
@@ -55,7 +67,7 @@ def tsne(
     classes: Annotated[int, typer.Option(help="Commonest combinations of labels to show.", min=2, max=14)] = 7,
     perplexity: Perplexity = 30,
     neighbours: Neighbours = "5,10,20",
-    network: Network = "teacher",
+    network: Network = None,
     root: Root = None,
     split: SplitFile = None,
     preset: Preset = None,
@@ -100,7 +112,7 @@ def landmarks(
     films: Films = 200,
     perplexity: Perplexity = 30,
     neighbours: Neighbours = "5,10,20",
-    network: Network = "teacher",
+    network: Network = None,
     root: Root = None,
     split: SplitFile = None,
     preset: Preset = None,

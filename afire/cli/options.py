@@ -90,7 +90,10 @@ Fractions = Annotated[str, typer.Option("--fraction", help="Percent of the train
 Folds = Annotated[int, typer.Option("--folds", help="Grouped k-fold over all films instead of one split; 0 = off.")]
 Name = Annotated[str | None, typer.Option("--name", help="What tables call this result.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a result that is already in --out.")]
-Network = Annotated[str, typer.Option("--network", help="Which of a run's networks: teacher or student.")]
+Network = Annotated[
+    str | None,
+    typer.Option("--network", help="Which of a run's networks, such as AFiRe's student. Default: the one to use."),
+]
 
 
 def parse_seeds(text: str) -> list[int]:

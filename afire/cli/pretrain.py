@@ -113,7 +113,7 @@ def pretrain(
     from afire.methods import check_overrides
     from afire.training.batches import normal_training_rows
     from afire.training.pretrain import pretrain as run_pretraining
-    from afire.weights.open import start_from
+    from afire.weights import start_from
 
     logger = logging.getLogger("afire")
     settings = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]

@@ -36,6 +36,7 @@ from afire.cli.options import (
     Fractions,
     Labels,
     Name,
+    Network,
     Preset,
     Quiet,
     Root,
@@ -100,7 +101,7 @@ def experiment_of(
     fractions: str,
     folds: int,
     name: str | None,
-    network: Literal["teacher", "student"],
+    network: str | None,
     preset: str | None,
     config_file: Path | None,
     overrides: list[str],
@@ -212,7 +213,7 @@ def probe(
     pool: Annotated[Literal["mean", "class"], typer.Option(help="Mean of the image tokens, or the class token.")] = (
         "mean"
     ),
-    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    network: Network = None,
     seeds: Seeds = "0,1,2",
     fractions: Fractions = "100",
     folds: Folds = 0,
@@ -298,7 +299,7 @@ def finetune(
     fractions: Fractions = "100",
     folds: Folds = 0,
     name: Name = None,
-    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    network: Network = None,
     preset: Preset = None,
     config_file: ConfigFile = None,
     resume: Resume = False,
@@ -359,7 +360,7 @@ def segment(
     fractions: Fractions = "100",
     folds: Folds = 0,
     name: Name = None,
-    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    network: Network = None,
     overlays: Annotated[
         int, typer.Option("--overlays", help="Test films in the picture of masks; 0 = none.", min=0)
     ] = 15,
@@ -424,7 +425,7 @@ def embed(
         Literal["mean", "class", "tokens"],
         typer.Option(help="Mean of the image tokens, the class token, or all image tokens."),
     ] = "mean",
-    network: Annotated[Literal["teacher", "student"], typer.Option(help="Which of a run's networks.")] = "teacher",
+    network: Network = None,
     part: Annotated[
         Literal["all", "train", "val", "test"], typer.Option(help="Only films the manifest lists in this part.")
     ] = "all",
@@ -449,7 +450,7 @@ def embed(
     from afire.data.pack import open_films
     from afire.errors import UserError
     from afire.tasks.features import check_name, write_features
-    from afire.weights.open import open_weights, pick_device
+    from afire.weights import open_weights, pick_device
 
     check_name(out)
     if out.exists() and not force:

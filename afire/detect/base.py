@@ -39,8 +39,8 @@ from afire.files import read_json, write_atomic, write_json, write_text
 from afire.nn.vit import Grid
 from afire.progress import progress
 from afire.tasks.settings import DetectorConfig
+from afire.weights import Weights
 from afire.weights.files import tensor_hash
-from afire.weights.open import Weights
 
 FORMAT = 2
 SETTINGS, TENSORS, MODEL, CONFIG = "detector.json", "detector.safetensors", "model.safetensors", "config.yaml"

@@ -22,7 +22,7 @@ from afire.detect.maps import SCORES, Evidence, PatchMap, StudentSurprise, film_
 from afire.detect.normals import Standard
 from afire.methods.afire import AFiRe
 from afire.tasks.settings import DetectConfig, DetectorConfig
-from afire.weights.open import pick_device
+from afire.weights import pick_device
 
 _SURPRISED = 1024  # films that settle what is surprising: one more pass over all would cost a third of the fit
 

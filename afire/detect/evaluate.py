@@ -50,7 +50,7 @@ from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import ABNORMAL
 from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash, test_patients
 from afire.training.run_folder import environment
-from afire.weights.open import pick_device
+from afire.weights import pick_device
 
 Kind = Literal["chosen", "single", "trivial"]
 ROW = "row:"  # prefix of a row's scores in predictions.parquet

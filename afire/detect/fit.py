@@ -29,6 +29,7 @@ from afire.detect import choose as choosing
 from afire.detect.base import SETTINGS, AnomalyDetector, FitTask, HeatScale, NormalFilms, Rows, Subsets, film_batches
 from afire.errors import UserError
 from afire.lesions.synthesis import synthesize_keyed
+from afire.methods import method_type
 from afire.methods.afire import AFiRe
 from afire.methods.base import Method
 from afire.tasks.experiment import StoppedBySignal
@@ -38,7 +39,7 @@ from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
 from afire.training.pretrain import Start, pretrain
 from afire.training.run_folder import environment
-from afire.weights.open import RANDOM, Weights, open_weights, start_from
+from afire.weights import RANDOM, Weights, open_weights, start_from
 
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}
 
@@ -246,8 +247,14 @@ def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
 def adapted(task: FitTask, subsets: Subsets) -> AFiRe:
     """The networks after they have seen the normal films that fit."""
     assert isinstance(task.settings, DetectConfig)
+    kind = method_type(task.config.method)
+    if not issubclass(kind, AFiRe):
+        raise UserError(
+            f"these weights are of the method {kind.__name__}, and this detector asks AFiRe's prototypes and decoder; "
+            "use one that takes any encoder (`afire detect fit --help`)."
+        )
     if task.pretrained is not None and task.settings.adapt.epochs == 0:
-        return task.pretrained.method
+        return _afire(task.pretrained)
     if task.pretrained is None:
         training = task.config.training
         batch = min(training.batch_size, len(subsets.fit))
@@ -269,7 +276,12 @@ def adapted(task: FitTask, subsets: Subsets) -> AFiRe:
     )
     if result.status == "stopped":
         raise StoppedBySignal(result.signal, task.out)
-    return open_weights(folder).method
+    return _afire(open_weights(folder))
+
+
+def _afire(weights: Weights) -> AFiRe:
+    assert isinstance(weights.method, AFiRe)  # by its settings
+    return weights.method
 
 
 def _start(task: FitTask) -> Start | None:

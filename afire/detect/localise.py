@@ -37,7 +37,7 @@ from afire.tasks.gradcam import find_cases
 from afire.tasks.masks import load_masks, mask_cells
 from afire.tasks.metrics import ranking_values
 from afire.tasks.settings import MaskConfig
-from afire.weights.open import RANDOM
+from afire.weights import RANDOM
 
 Inside = NDArray[np.bool_]
 PRO_LIMIT = 0.3  # share of false pixels up to which overlap is averaged

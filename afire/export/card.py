@@ -15,7 +15,9 @@ from afire.config import Config, ImageConfig
 from afire.export.formats import Format
 from afire.export.onnx import Preprocess
 from afire.export.verify import TOLERANCE
-from afire.weights.open import Weights
+from afire.methods import method_type
+from afire.weights import Weights
+from afire.weights.bundle import ENCODER
 
 _FILM = """std, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
 images = (images - mean) / std.clamp_min(1e-3)
@@ -133,7 +135,7 @@ def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str
     sections = [
         _front_matter(about["licence"]),
         f"# {name}\n\n**{_DISCLAIMER}** A vision transformer for radiographs, pre-trained on normal films by"
-        f" AFiRe (AAAI-25) and exported by afire {about['afire']}.",
+        f" {method_type(config.method).__name__} and exported by afire {about['afire']}.",
         _use(),
         _data(about["source"]),
         _settings(config, about["source"], sizes),
@@ -142,7 +144,7 @@ def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str
         _limits(config),
         f"## Licence\n\n{about['licence']}\n\nThe weights' licence is the exporter's to state; films that a model was"
         " trained on may carry conditions of their own.",
-        _files(),
+        _files(list(sizes)),
         f"{_DISCLAIMER}\n",
     ]
     return "\n\n".join(section for section in sections if section)
@@ -186,18 +188,15 @@ def _data(source: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    image, encoder, losses = config.image, config.encoder, config.losses
+    image, encoder = config.image, config.encoder
     summary, trained = source.get("summary") or {}, source.get("trained_with") or {}
-    weights = ", ".join(
-        f"{name} {getattr(losses, name):g}" for name in ("structure", "category", "restoration", "lesion")
-    )
     recipe, changed = config.training, " with changes" if trained.get("changed") else ""
     rows = {
         "input": f"{image.size} x {image.size} px, {image.channels} channel, {image.fit}, normalise {image.normalise}",
         "encoder": f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}, "
         f"{encoder.positions} positions",
-        "numbers in each part": ", ".join(f"{name} {count:,}" for name, count in sizes.items()),
-        "losses": f"{weights}; tau {losses.temperature:g}; head {config.head.form}, K = {config.head.clusters}",
+        "numbers in each file": ", ".join(f"{name} {count:,}" for name, count in sizes.items()),
+        **_method_rows(config),
         "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size} x {summary.get('processes', 1)}, learning rate "
         f"{recipe.learning_rate:g} per 256, seed {config.seed}",
         "run": f"`{source.get('run')}`, step {source.get('step')} of {summary.get('steps', 'unknown')}, "
@@ -207,6 +206,19 @@ def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int
         f"`{str(trained.get('commit'))[:12]}`{changed}",
     }
     return "## Settings\n\nAll of them are in `config.json`.\n\n" + _table(("", ""), list(rows.items()))
+
+
+def _method_rows(config: Config) -> dict[str, str]:
+    """Settings that only some methods read."""
+    sections, rows = method_type(config.method).sections, {}
+    if "losses" in sections and "head" in sections:
+        terms = ("structure", "category", "restoration", "lesion")
+        weights = ", ".join(f"{name} {getattr(config.losses, name):g}" for name in terms)
+        head = f"head {config.head.form}, K = {config.head.clusters}"
+        rows["losses"] = f"{weights}; tau {config.losses.temperature:g}; {head}"
+    if config.options:
+        rows["options"] = ", ".join(f"{name} {value}" for name, value in config.options.items())
+    return rows
 
 
 def _results(results: Sequence[Mapping[str, Any]]) -> str:
@@ -268,13 +280,14 @@ def _limits(config: Config) -> str:
 - Self-supervised weights can be probed for age, sex and site; treat them as you would treat derived data."""
 
 
-def _files() -> str:
+def _files(components: Sequence[str]) -> str:
+    others = ", ".join(f"`{name}.safetensors`" for name in components if name != ENCODER)
     return f"""## Files
 
-`encoder.safetensors` (the teacher, in timm's names: the one to use), `student.safetensors`, `head.safetensors`,
-`decoder.safetensors`, `prototypes.safetensors` where the model has them; `config.json` every setting;
-`preprocessing.json` from a film to the input; `sample/` a phantom film and the outputs for it (equal means within
-{TOLERANCE:g} of the largest value, at least of 1); `manifest.json` the SHA-256 of every file."""
+`encoder.safetensors` (in timm's names: the one to use), {others} (what else the method has);
+`config.json` every setting; `preprocessing.json` from a film to the input; `sample/` a phantom film and the outputs
+for it (equal means within {TOLERANCE:g} of the largest value, at least of 1); `manifest.json` the SHA-256 of every
+file."""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

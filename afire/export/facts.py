@@ -15,8 +15,7 @@ from afire.files import read_json
 from afire.tasks.results import Result, find_results, read_result
 from afire.training.checkpoint import STATE
 from afire.training.run_folder import DATA, ENVIRONMENT, SUMMARY
-from afire.weights.files import tensor_hash
-from afire.weights.open import BundleWeights, Weights
+from afire.weights import BundleWeights, RunWeights, Weights, tensor_hash
 
 _SUMMARY = ("status", "step", "steps", "epoch", "losses", "health", "parameters", "processes", "bad_films")
 _DATA = ("source", "films", "used", "hash")
@@ -26,8 +25,8 @@ def source_facts(weights: Weights) -> dict[str, Any]:
     """Where weights come from: a run's data, counts, end and environment; those of a bundle are passed on."""
     if isinstance(weights, BundleWeights):
         return dict(weights.bundle.about["source"])
+    assert isinstance(weights, RunWeights)  # others hold no method
     run, state = weights.run, weights.file.parent / STATE
-    assert run is not None  # weights alone hold no method
     environment = _read_if_there(run / ENVIRONMENT)
     git = environment.get("git") or {}
     return {
@@ -47,8 +46,8 @@ def source_facts(weights: Weights) -> dict[str, Any]:
 
 def measured(folders: Iterable[Path], weights: Weights) -> list[dict[str, Any]]:
     """Results in ``folders`` as rows of the card; those of other weights are refused."""
-    branches = (weights.method.teacher, weights.method.student)
-    own = {weights.method_hash, *(tensor_hash(branch.encoder.state_dict()) for branch in branches)}
+    trunks = (weights.method.trunk(network) for network in weights.method.networks)
+    own = {weights.method_hash, *(tensor_hash(trunk.state_dict()) for trunk in trunks)}
     rows = []
     for folder in folders:
         for place in find_results(folder):

@@ -27,8 +27,8 @@ from afire.export import onnx
 from afire.export.onnx import EncoderGraph, Preprocess
 from afire.files import write_json
 from afire.nn.layers import Normalise
+from afire.weights import Weights
 from afire.weights.files import read_tensors, to_huggingface, write_tensors
-from afire.weights.open import Weights
 
 FITS = {
     "squash": "both sides are scaled to size, each by its own factor",

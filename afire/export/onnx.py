@@ -24,7 +24,7 @@ from torch.export import Dim, ExportedProgram
 from afire.config import ImageConfig
 from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
-from afire.weights.open import Weights
+from afire.weights import Weights
 
 Preprocess = Literal["none", "normalise", "resize"]
 _LARGEST = 16384  # pixels of a side

@@ -27,11 +27,10 @@ from afire.errors import UserError
 from afire.export import onnx
 from afire.export.formats import FORMATS, Format, missing
 from afire.export.onnx import detector_outputs
-from afire.methods.afire import AFiRe
-from afire.methods.equations import surprise
+from afire.methods import Method
+from afire.weights import BundleWeights, Weights
 from afire.weights.bundle import SAMPLE, Bundle
 from afire.weights.files import read_tensors, write_tensors
-from afire.weights.open import BundleWeights, Weights
 
 FILM, EXPECTED = "film.png", "expected.safetensors"
 TOLERANCE = 1e-4
@@ -75,22 +74,17 @@ def read_whole(file: Path) -> Tensor:
 
 
 @torch.no_grad()
-def outputs(model: AFiRe, film: Tensor) -> dict[str, Tensor]:
+def outputs(model: Method, film: Tensor) -> dict[str, Tensor]:
     """All that a model says about a film (1, 1, S, S) in [0, 1]; what it has no network for is left out.
 
-    ``tokens``, ``student_tokens`` (1, L, D), ``embedding`` (1, D), ``log_q`` (1, L, K), ``surprise`` (1, L),
-    ``restored`` (1, L, P), ``lesion_logits`` (1, L).
+    ``tokens`` (1, L, D), ``embedding`` (1, D), ``NETWORK_tokens`` of other networks, ``restored`` (1, L, P), and the
+    method's own readouts.
     """
     tokens = model.encode(film)
-    given = {"tokens": tokens, "embedding": tokens.mean(dim=1), "student_tokens": model.encode(film, "student")}
-    if model.teacher.head is not None and model.config.losses.contrast == "probability":
-        given["log_q"] = model.assign(film)
-        if model.bank is not None:
-            given["surprise"] = surprise(given["log_q"], model.prototypes)
-    if model.decoder is not None:
+    given = {"tokens": tokens, "embedding": tokens.mean(dim=1), **model.readouts(film)}
+    given |= {f"{network}_tokens": model.encode(film, network) for network in model.networks[1:]}
+    if model.restores:
         given["restored"] = model.restore(film)
-    if model.lesion_classifier is not None:
-        given["lesion_logits"] = model.lesion_logits(film)
     return {name: tensor.float().cpu() for name, tensor in given.items()}
 
 
@@ -167,7 +161,7 @@ def devices() -> list[str]:
     return ["cpu", *cuda, *mps]
 
 
-def _on_device(model: AFiRe, detector: AnomalyDetector | None, film: Tensor, device: str) -> dict[str, Tensor]:
+def _on_device(model: Method, detector: AnomalyDetector | None, film: Tensor, device: str) -> dict[str, Tensor]:
     given = outputs(model.to(device), film.to(device))
     model.to("cpu")
     if detector is not None:

@@ -33,7 +33,8 @@ from afire.export.verify import (
     write_film,
 )
 from afire.files import write_json, write_text
-from afire.methods.afire import AFiRe
+from afire.methods import Method
+from afire.weights import Weights, open_weights
 from afire.weights.bundle import (
     CARD,
     CONFIG,
@@ -49,7 +50,6 @@ from afire.weights.bundle import (
     split_components,
 )
 from afire.weights.files import write_tensors
-from afire.weights.open import Weights, open_weights
 
 _MARKERS = ("manifest.json", "preprocessing.json")  # what every export leaves: only such a folder is replaced
 
@@ -206,12 +206,12 @@ def export_bundle(
     if fitted is not None:
         check_origin(fitted, weights)
     rows = measured(results, weights)
-    components = split_components(model.state_dict())
+    components = split_components(model.state_dict(), weights.kind)
     about = describe(
         config,
         list(components),
         name=name or weights.name,
-        teacher_temperature=model.teacher_temperature,
+        schedule=dict(weights.schedule),
         weights_hash=weights.method_hash,
         licence=licence,
         source=source_facts(weights),
@@ -231,7 +231,7 @@ def export_bundle(
     return open_bundle(out)
 
 
-def _write_sample(folder: Path, model: AFiRe, detector: AnomalyDetector | None) -> None:
+def _write_sample(folder: Path, model: Method, detector: AnomalyDetector | None) -> None:
     """The sample film and what the model in memory says about it, on the CPU."""
     image = model.config.image
     film = read_input(write_film(folder, image.size), image)

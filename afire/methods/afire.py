@@ -27,6 +27,7 @@ from afire.methods.equations import (
     restoration_loss,
     sinkhorn,
     structure_loss,
+    surprise,
     token_log_probabilities,
 )
 from afire.methods.health import Health, measure
@@ -333,8 +334,9 @@ class AFiRe(Method):
             raise UserError("this model keeps no prototypes: they, or both token losses, are switched off.")
         return self.bank.prototypes
 
-    def trunk_prefix(self, network: str | None = None) -> str:
-        return f"{self.network(network)}.encoder."
+    @classmethod
+    def trunk_prefix(cls, network: str | None = None) -> str:
+        return f"{cls.network(network)}.encoder."
 
     def assign(self, images: Tensor, network: Network = "teacher", temperature: float | None = None) -> Tensor:
         """Images in [0, 1] -> log q (B, L, K), by softmax at the network's own temperature unless one is given.
@@ -356,6 +358,17 @@ class AFiRe(Method):
             raise UserError("this model has no lesion classifier: losses.lesion is 0.")
         logits: Tensor = self.lesion_classifier(self.encode(images, network))
         return logits.squeeze(-1)
+
+    def readouts(self, images: Tensor) -> dict[str, Tensor]:
+        """``log_q`` (B, L, K), ``surprise`` (B, L), ``lesion_logits`` (B, L), where there are networks for them."""
+        told = {}
+        if self.teacher.head is not None and self.has_clusters:
+            told["log_q"] = self.assign(images)
+            if self.bank is not None:
+                told["surprise"] = surprise(told["log_q"], self.prototypes)
+        if self.lesion_classifier is not None:
+            told["lesion_logits"] = self.lesion_logits(images)
+        return told
 
     @property
     def restores(self) -> bool:

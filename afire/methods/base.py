@@ -141,7 +141,7 @@ class Method(nn.Module, ABC):
         """Terms and total of a whole update. A collective call; changes nothing."""
 
     def schedule(self, progress: Progress) -> Mapping[str, float]:
-        """Set what changes with the step, and say it for the log."""
+        """Set what changes with the step, and give it by the names of its attributes, for the log and for bundles."""
         return {}
 
     def frozen(self, progress: Progress) -> Iterable[nn.Parameter]:
@@ -193,8 +193,9 @@ class Method(nn.Module, ABC):
 
     # What tasks ask
 
+    @classmethod
     @abstractmethod
-    def trunk_prefix(self, network: str | None = None) -> str:
+    def trunk_prefix(cls, network: str | None = None) -> str:
         """Where the tensors of a trunk lie in the state dict, such as ``teacher.encoder.``."""
 
     def trunk(self, network: str | None = None) -> VisionTransformer:
@@ -203,15 +204,13 @@ class Method(nn.Module, ABC):
         assert isinstance(trunk, VisionTransformer)
         return trunk
 
-    def network(self, name: str | None) -> str:
+    @classmethod
+    def network(cls, name: str | None) -> str:
         """The name itself, or that of the exported trunk; a message when the method has no such trunk."""
         if name is None:
-            return self.networks[0]
-        if name not in self.networks:
-            raise UserError(
-                f"weights of the method {self.config.method} have no network {name!r}; it has "
-                f"{' and '.join(self.networks)}."
-            )
+            return cls.networks[0]
+        if name not in cls.networks:
+            raise UserError(f"{cls.__name__} has no network {name!r}; it has {' and '.join(cls.networks)}.")
         return name
 
     def encode(self, images: Tensor, network: str | None = None) -> Tensor:
@@ -222,6 +221,10 @@ class Method(nn.Module, ABC):
         check_films(images, self.config.image.channels, "images")
         tokens: Tensor = self.trunk(network)(self.normalise(images))
         return tokens[:, 1:].contiguous()  # once, instead of inside each layer that reads them
+
+    def readouts(self, images: Tensor) -> dict[str, Tensor]:
+        """What it tells about images (B, C, H, W) in [0, 1] beside tokens and restoration, by name."""
+        return {}
 
     @property
     def restores(self) -> bool:

@@ -152,8 +152,9 @@ class MAE(Method):
             Panel("film − restored", images - drawn, "difference"),
         ]
 
-    def trunk_prefix(self, network: str | None = None) -> str:
-        return f"{self.network(network)}."
+    @classmethod
+    def trunk_prefix(cls, network: str | None = None) -> str:
+        return f"{cls.network(network)}."
 
     @property
     def restores(self) -> bool:

@@ -21,7 +21,7 @@ from afire.progress import format_seconds
 from afire.studies.ablate_detect import DETECTION
 from afire.studies.ablation_grid import LOG, REQUEST, SPLIT, Study, Trial, relative_cost
 from afire.studies.steps import Command, Outcome, Report, Step, run_steps
-from afire.weights.open import pick_device
+from afire.weights import pick_device
 
 _FORWARD_SHARE = 0.25  # of a training step: one forward of the encoder, without backward, decoder and head
 _PASSES = 2.0  # over the films for probe and detection

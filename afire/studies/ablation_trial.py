@@ -33,7 +33,7 @@ from afire.tasks.results import write_result
 from afire.training.batches import normal_training_rows
 from afire.training.pretrain import pretrain
 from afire.training.run_folder import SUMMARY, RunFolder, environment
-from afire.weights.open import pick_device
+from afire.weights import pick_device
 
 CLOCK = "seconds.json"
 _SECONDS_BETWEEN_WRITES = 5.0

@@ -32,7 +32,6 @@ from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
-from afire.methods.afire import Network
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.results import RESULT, Run
@@ -41,7 +40,7 @@ from afire.tasks.supervised import Job, Learnt, Objective, learn
 from afire.training.checkpoint import FOLDER as CHECKPOINTS
 from afire.training.engine import make_accelerator, on_first_process
 from afire.training.run_folder import SUMMARY, RunFolder
-from afire.weights.open import Weights, WeightsBySeed
+from afire.weights import Weights, WeightsBySeed
 
 MODEL, ANSWERS = "model.safetensors", "answers.npz"
 
@@ -69,7 +68,7 @@ class Experiment:
     folds: int = 0
     name: str | None = None
     model: Config | None = None  # the architecture, where the weights do not say it
-    network: Network = "teacher"
+    network: str | None = None
     device: str = "auto"
     resume: bool = False
     force: bool = False
@@ -113,7 +112,7 @@ class Bench:
     def settings(self, config: Section) -> dict[str, Any]:
         """What a result says about its settings."""
         one, model = self.experiment, self.backbones.first.config
-        chosen = {"seeds": list(one.seeds), "folds": one.folds, "network": one.network}
+        chosen = {"seeds": list(one.seeds), "folds": one.folds, "network": self.backbones.first.network}
         architecture = {"encoder": model.encoder.model_dump(), "image": model.image.model_dump()}
         return {**chosen, **config.model_dump(exclude={"seed", "run"}), **architecture}
 

@@ -36,7 +36,7 @@ from afire.errors import UserError
 from afire.files import sha256_text, write_atomic
 from afire.nn import distributed
 from afire.progress import progress
-from afire.weights.open import Weights
+from afire.weights import Weights
 
 PREDICT_BATCH = 128
 

@@ -32,12 +32,12 @@ from afire.data.pack import Films
 from afire.data.splits import Split, films_hash
 from afire.errors import UserError
 from afire.lesions.synthesis import synthesize_keyed, token_labels
-from afire.methods.afire import AFiRe, Network
+from afire.methods import Method
 from afire.nn.vit import Grid, grid_of
 from afire.progress import progress
 from afire.tasks.features import data_content_hash, feature_batches
 from afire.tasks.results import plan_runs
-from afire.weights.open import RANDOM, Weights, open_weights
+from afire.weights import RANDOM, Weights, open_weights
 
 Part = Literal["test", "val", "train", "all"]
 Rows = NDArray[np.int64]
@@ -77,7 +77,7 @@ def describe_films(films: Films, name: str, part: str, split_hash: str | None, r
 
 
 def load_backbones(
-    weights: Mapping[str, str | Path], config: Config | None = None, network: Network = "teacher", seed: int = 0
+    weights: Mapping[str, str | Path], config: Config | None = None, network: str | None = None, seed: int = 0
 ) -> dict[str, Weights]:
     """A backbone for each label. Runs bring their own settings; ``config`` is for random weights and foreign files.
 
@@ -96,11 +96,13 @@ def load_backbones(
 
 def describe_backbone(backbone: Weights) -> dict[str, Any]:
     """What a figure's JSON says about weights."""
+    has_head = backbone.name != RANDOM and "head" in backbone.kind.sections
     return {
         "name": backbone.name,
         "hash": backbone.hash,
         "report": backbone.report,
-        "clusters": backbone.config.head.clusters if backbone.name != RANDOM else None,
+        "network": backbone.network,
+        "clusters": backbone.config.head.clusters if has_head else None,
         "width": backbone.config.encoder.width,
         "depth": backbone.config.encoder.depth,
         "image_size": backbone.config.image.size,
@@ -132,18 +134,18 @@ class Errors:
     outside: dict[tuple[str, str], Floats]
 
 
-def check_restores(model: AFiRe, name: str) -> None:
-    """A sentence when the model cannot restore, or has no z_mask to compare with."""
-    if model.decoder is None:
+def check_restores(model: Method, name: str) -> None:
+    """A message when the model cannot restore, or has no z_mask to compare with."""
+    if not model.restores:
         raise UserError(f"{name} was trained without restoration (losses.restoration is 0): it has no decoder.")
-    if model.decoder.mask_token is None:
+    if not model.config.decoder.mask_token:
         raise UserError(
             f"{name} was trained without z_mask (decoder.mask_token is false): there is nothing to compare."
         )
 
 
 @torch.inference_mode()
-def restore_films(model: AFiRe, images: Tensor, rows: Rows, seed: int) -> Restored:
+def restore_films(model: Method, images: Tensor, rows: Rows, seed: int) -> Restored:
     """Restore films (N, 1, S, S) in both ways. A film's lesions follow from ``seed`` and its row alone."""
     lesions = model.config.lesions.model_copy(update={"views": 1})
     lesioned, mask = synthesize_keyed(images, seed=seed, epoch=0, indices=rows.tolist(), config=lesions)
@@ -163,7 +165,7 @@ def restore_films(model: AFiRe, images: Tensor, rows: Rows, seed: int) -> Restor
     )
 
 
-def restoration_errors(model: AFiRe, films: Films, rows: Rows, seed: int, device: torch.device) -> Errors:
+def restoration_errors(model: Method, films: Films, rows: Rows, seed: int, device: torch.device) -> Errors:
     """The errors of many films."""
     model = model.to(device)
     inside: dict[tuple[str, str], list[Floats]] = {(name, way): [] for name in INPUTS for way in WAYS}

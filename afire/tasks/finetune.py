@@ -36,8 +36,8 @@ from afire.tasks.features import predict
 from afire.tasks.results import RESULT, Result, Run, find_results, plan_runs, read_predictions, read_result
 from afire.tasks.settings import FinetuneConfig
 from afire.tasks.supervised import Objective, Rows
+from afire.weights import Weights
 from afire.weights.files import read_tensors, tensor_hash
-from afire.weights.open import Weights
 
 ABNORMAL = "abnormal"
 

@@ -20,7 +20,7 @@ from afire.data.manifest import Manifest
 from afire.data.pack import DIGEST, Films
 from afire.errors import UserError
 from afire.files import sha256_file
-from afire.weights.open import RandomWeights, Weights
+from afire.weights import RandomWeights, Weights
 
 Parts = Mapping[str, NDArray[np.int64]]
 _BLOCK = 1 << 16

@@ -25,7 +25,6 @@ from afire.config import Config
 from afire.data.keys import Seen
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
-from afire.methods.afire import Network
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, classification_result, evaluate
 from afire.tasks.features import data_content_hash, film_features
@@ -33,7 +32,7 @@ from afire.tasks.finetune import check_classes, task_labels
 from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.metrics import TRIVIAL, trivial_features, trivial_hash
 from afire.tasks.results import Result, Run, plan_runs
-from afire.weights.open import WeightsBySeed, pick_device
+from afire.weights import WeightsBySeed, pick_device
 
 Floats = NDArray[np.float64]
 Method = Literal["linear", "knn"]
@@ -225,7 +224,7 @@ class ProbeTask:
     labels: Sequence[str] | None = None
     method: Method = "linear"
     pooling: Literal["mean", "class"] = "mean"
-    network: Network = "teacher"
+    network: str | None = None
     folds: int = 0
     name: str | None = None
     config: Config | None = None
@@ -283,7 +282,11 @@ class _EncoderFeatures:
         self.films: Films = open_films(task.data, task.root, image.size, image.fit, image.voi)
         self.differ = self.backbones.differ
         self.name, self.report = self.backbones.name, self.backbones.report
-        self.settings = {"encoder": first.config.encoder.model_dump(), "image": first.config.image.model_dump()}
+        self.settings = {
+            "network": first.network,
+            "encoder": first.config.encoder.model_dump(),
+            "image": first.config.image.model_dump(),
+        }
         self._features: tuple[str, NDArray[np.float32]] | None = None
 
     def seen(self, runs: Sequence[Run]) -> tuple[dict[str, Seen], list[str]]:
@@ -356,4 +359,4 @@ def _seed_note(differ: bool, runs: Sequence[Run]) -> list[str]:
 
 def _settings(task: ProbeTask) -> dict[str, Any]:
     grid = {"C": list(GRID_C)} if task.method == "linear" else {"k": list(GRID_K)}
-    return {"pooling": task.pooling, "network": task.network, "seeds": list(task.seeds), "folds": task.folds, **grid}
+    return {"pooling": task.pooling, "seeds": list(task.seeds), "folds": task.folds, **grid}

@@ -51,7 +51,7 @@ from afire.tasks.masks import (
 from afire.tasks.results import VALUE, Result, Run, RunResult, estimate, plan_runs
 from afire.tasks.settings import SegDecoderConfig, SegmentConfig
 from afire.tasks.supervised import Objective, Rows
-from afire.weights.open import Weights
+from afire.weights import Weights
 
 _SMALLEST_WIDTH = 16
 _EPSILON = 1e-6

@@ -3,6 +3,19 @@
 Knows methods, the folder of a run and a hub; knows no task and no film.
 """
 
-from afire.weights.open import Weights, WeightsBySeed, open_weights, pick_device, start_from
+from afire.weights.files import tensor_hash
+from afire.weights.kinds import RANDOM, BundleWeights, RandomWeights, RunWeights, Weights
+from afire.weights.open import WeightsBySeed, open_weights, pick_device, start_from
 
-__all__ = ["Weights", "WeightsBySeed", "open_weights", "pick_device", "start_from"]
+__all__ = [
+    "RANDOM",
+    "BundleWeights",
+    "RandomWeights",
+    "RunWeights",
+    "Weights",
+    "WeightsBySeed",
+    "open_weights",
+    "pick_device",
+    "start_from",
+    "tensor_hash",
+]

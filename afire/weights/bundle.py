@@ -1,18 +1,17 @@
-"""A bundle: one folder with a pre-trained AFiRe, its settings, a card, a sample with expected outputs, and hashes.
+"""A bundle: one folder with a pre-trained method, its settings, a card, a sample with expected outputs, and hashes.
 
     BUNDLE/
         README.md              the model card
         config.json            format, settings, where the weights come from
         preprocessing.json     from a film to the network's input, in words and numbers other tools can use
-        encoder.safetensors    the teacher's encoder, in timm's names: the one to use
-        student.safetensors    the student's encoder
-        head.safetensors       the heads of both (`teacher.*`, `student.*`)
-        decoder.safetensors    prototypes.safetensors    lesion_classifier.safetensors
+        encoder.safetensors    the trunk to use, in timm's names (AFiRe: the teacher's)
+        NETWORK.safetensors    the trunk of another network (AFiRe: student)
+        NAME.safetensors       what else the method has (AFiRe: head, decoder, prototypes, lesion_classifier)
         detector/              a fitted detector, when there is one: its thresholds and calibration
         sample/                a phantom film and what the networks say about it
         manifest.json          the SHA-256 of every file above
 
-Components that a model does not have are left out. Nothing is used before its hash was compared.
+Nothing is used before its hash was compared.
 """
 
 from __future__ import annotations
@@ -28,22 +27,15 @@ from afire._version import __version__
 from afire.config import Config, validate
 from afire.errors import UserError
 from afire.files import read_json, require_folder, sha256_file, sha256_text
-from afire.methods.afire import Network
+from afire.methods import Method, method_type
 
 FORMAT = 1
 CONFIG, MANIFEST, CARD, PREPROCESSING = "config.json", "manifest.json", "README.md", "preprocessing.json"
 DETECTOR, SAMPLE = "detector", "sample"
+DETECTOR_SETTINGS = "detector.json"  # what makes a folder a fitted detector
 _VERSION_KEY = "afire_bundle"
-# Component of a bundle: how its tensors are called in AFiRe, and here.
-_COMPONENTS: dict[str, tuple[tuple[str, str], ...]] = {
-    "encoder": (("teacher.encoder.", ""),),
-    "student": (("student.encoder.", ""),),
-    "head": (("teacher.head.", "teacher."), ("student.head.", "student.")),
-    "decoder": (("decoder.", ""),),
-    "prototypes": (("bank.", ""),),
-    "lesion_classifier": (("lesion_classifier.", ""),),
-}
-COMPONENTS = tuple(_COMPONENTS)
+ENCODER, METHOD = "encoder", "method"  # components: the exported trunk, and tensors that the method itself has
+_CALLED = {"bank": "prototypes"}  # a module of a method that goes by another name here
 
 
 @dataclass(frozen=True)
@@ -65,14 +57,23 @@ class Bundle:
     @property
     def detector(self) -> Path | None:
         """The folder of the detector inside, if there is one."""
-        return self.folder / DETECTOR if (self.folder / DETECTOR).is_dir() else None
+        folder = self.folder / DETECTOR
+        return folder if (folder / DETECTOR_SETTINGS).is_file() else None
 
-    def encoder_file(self, network: Network = "teacher") -> Path:
-        """The file of the teacher's or the student's encoder."""
-        component = "encoder" if network == "teacher" else "student"
+    @property
+    def method(self) -> type[Method]:
+        """What it was pre-trained by."""
+        return method_type(self.config.method)
+
+    def component_file(self, component: str) -> Path:
+        """The file of a component that the bundle has."""
         if component not in self.components:
-            raise UserError(f"{self.folder} holds no {network}; it has {', '.join(self.components)}.")
+            raise UserError(f"{self.folder} holds no {component}; it has {', '.join(self.components)}.")
         return component_file(self.folder, component)
+
+    def trunk_file(self, network: str | None = None) -> Path:
+        """The file of a network's trunk; without a name that of the trunk to use."""
+        return self.component_file(trunk_component(network, self.method))
 
 
 def component_file(folder: Path, component: str) -> Path:
@@ -189,32 +190,39 @@ def _file_names(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
-def split_components(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """AFiRe's state dict by component of the bundle; those the model does not have are left out."""
-    components: dict[str, dict[str, Tensor]] = {name: {} for name in _COMPONENTS}
+def split_components(state: Mapping[str, Tensor], method: type[Method]) -> dict[str, dict[str, Tensor]]:
+    """A method's state dict by component of the bundle; the trunks come first."""
+    trunks = [trunk_component(network, method) for network in method.networks]
+    components: dict[str, dict[str, Tensor]] = {name: {} for name in trunks}
     for name, tensor in state.items():
-        component, short = _place(name)
-        components[component][short] = tensor
-    return {name: tensors for name, tensors in components.items() if tensors}
+        component, short = component_of(name, method)
+        components.setdefault(component, {})[short] = tensor
+    return components
 
 
-def join_components(components: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The inverse of :func:`split_components`."""
-    state: dict[str, Tensor] = {}
-    for component, tensors in components.items():
-        for short, tensor in tensors.items():
-            prefixes = _COMPONENTS[component]
-            long = next((before + short.removeprefix(here) for before, here in prefixes if short.startswith(here)), "")
-            state[long or short] = tensor
-    return state
+def trunk_component(network: str | None, method: type[Method]) -> str:
+    """The component of a trunk: the exported one is ``encoder``, another goes by the name of its network."""
+    name = method.network(network)
+    return ENCODER if name == method.networks[0] else name
 
 
-def _place(name: str) -> tuple[str, str]:
-    for component, prefixes in _COMPONENTS.items():
-        for before, here in prefixes:
-            if name.startswith(before):
-                return component, here + name.removeprefix(before)
-    raise AssertionError(f"{name} belongs to no component of a bundle")
+def component_of(name: str, method: type[Method]) -> tuple[str, str]:
+    """Where a tensor of a method's state dict goes: a component, and its name in there.
+
+    A trunk is a component under timm's names. What else belongs to a network goes by its kind, ``teacher.head.x`` to
+    ``head`` as ``teacher.x``; the rest goes by module, ``decoder.x`` to ``decoder`` as ``x``.
+    """
+    for network in method.networks:
+        prefix = method.trunk_prefix(network)
+        if name.startswith(prefix):
+            return trunk_component(network, method), name.removeprefix(prefix)
+    first, *rest = name.split(".")
+    if first in method.networks and len(rest) > 1:
+        component, short = rest[0], ".".join([first, *rest[1:]])
+    else:
+        component, short = _CALLED.get(first, first), ".".join(rest)
+    trunks = [trunk_component(network, method) for network in method.networks]
+    return (METHOD, name) if not short or component in (METHOD, *trunks) else (component, short)
 
 
 def _list_hash(files: Mapping[str, Mapping[str, Any]]) -> str:

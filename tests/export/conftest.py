@@ -18,10 +18,11 @@ from afire.detect.base import Subsets
 from afire.detect.detector import MapDetector
 from afire.detect.fit import calibrate
 from afire.export.write import export_bundle
+from afire.methods import make_method
 from afire.methods.afire import AFiRe
 from afire.tasks.settings import DetectConfig
 from afire.training.checkpoint import save_checkpoint
-from afire.weights.open import open_weights
+from afire.weights import open_weights
 from tests.tasks.conftest import draw_films
 
 SMALLEST = [
@@ -37,12 +38,12 @@ def smallest(*overrides: str) -> Config:
 
 def make_run(folder: Path, config: Config) -> Path:
     """A run folder with one checkpoint whose parts all differ from their initial values."""
-    model = AFiRe(config)
+    model = make_method(config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
-        if model.bank is not None:
+        if isinstance(model, AFiRe) and model.bank is not None:
             model.bank.prototypes.copy_(torch.rand(model.bank.prototypes.shape, generator=generator).softmax(dim=-1))
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(config))

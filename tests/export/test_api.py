@@ -14,6 +14,7 @@ from PIL import Image
 
 import afire
 from afire.data.phantom.film import draw_film
+from tests.export.conftest import make_run, smallest
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,6 +73,14 @@ def test_a_run_opens_too_and_says_that_it_cannot_detect(run_folder: Path, model:
     assert "no detector" in repr(run) and "a detector inside" in repr(model)
     with pytest.raises(afire.UserError, match="afire detect fit"):
         run.detect(films)
+
+
+def test_a_run_of_another_method(tmp_path: Path) -> None:
+    model = afire.load(make_run(tmp_path / "run", smallest("method=mae")))
+    films = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert model.encode(films).shape == (2, 16, 16) and model.restore(films).shape == (2, 1, 32, 32)
+    with pytest.raises(afire.UserError, match="MAE has no network 'teacher'"):
+        model.encode(films, "teacher")
 
 
 def test_a_detectors_folder_opens(detector_folder: Path) -> None:

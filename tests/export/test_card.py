@@ -11,7 +11,7 @@ import yaml
 from afire.errors import UserError
 from afire.export.write import export_bundle
 from afire.tasks.results import Result, RunResult, estimate, write_result
-from afire.weights.open import open_weights
+from afire.weights import open_weights
 
 
 def make_result(folder: Path, weights_hash: str) -> Path:

@@ -25,7 +25,7 @@ def only_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_export_and_verify(run_folder: Path, tmp_path: Path, only_transformers: None) -> None:
     out = tmp_path / "bundle"
     done = CliRunner().invoke(app, ["export", str(run_folder), "--out", str(out), "--licence", "mit", "--name", "mine"])
-    assert done.exit_code == 0 and "encoder, student, head, decoder, prototypes" in done.output
+    assert done.exit_code == 0 and "encoder, student, head, decoder, lesion_classifier, prototypes" in done.output
     bundle = open_bundle(out)
     assert bundle.about["licence"] == "mit" and bundle.about["name"] == "mine"
     done = CliRunner().invoke(app, ["verify", str(out)])

@@ -19,8 +19,8 @@ from afire.export import onnx
 from afire.export.formats import FORMATS
 from afire.export.verify import read_expected, read_whole
 from afire.export.write import Conversion, convert
-from afire.weights.open import Weights, open_weights
-from tests.export.conftest import smallest
+from afire.weights import Weights, open_weights
+from tests.export.conftest import make_run, smallest
 
 BOUND = 1e-5
 
@@ -62,6 +62,14 @@ def test_transformers_loads_a_plain_vit(tmp_path: Path, overrides: tuple[str, ..
     with torch.no_grad():
         found = network.eval()(pixel_values=backbone.normalise(films)).last_hidden_state[:, 1:]
     assert_close("transformers", found, ours(backbone, films))
+
+
+def test_any_methods_trunk_goes_to_other_libraries(tmp_path: Path) -> None:
+    backbone = open_weights(make_run(tmp_path / "run", smallest("method=mae")))
+    done = convert(backbone, tmp_path / "out", FORMATS["torch"])
+    assert all(difference.largest < 5e-5 for difference in done.differences)
+    tokens = backbone.method.encode(read_expected(tmp_path / "out")["input"])
+    assert_close("MAE through torch.export", tokens, read_expected(tmp_path / "out")["tokens"])
 
 
 def test_transformers_weights_come_back(tmp_path: Path) -> None:

@@ -11,18 +11,21 @@ import torch
 
 from afire.errors import UserError
 from afire.export import write as writing
+from afire.export.verify import read_expected
 from afire.export.write import export_bundle
-from afire.weights.bundle import COMPONENTS, open_bundle
-from afire.weights.open import open_weights
+from afire.weights import open_weights, tensor_hash
+from afire.weights.bundle import open_bundle
 from tests.export.conftest import make_run, smallest
+
+COMPONENTS = ["encoder", "student", "head", "decoder", "lesion_classifier", "prototypes"]
 
 
 def test_a_bundle_holds_the_whole_model(run_folder: Path, bundle_folder: Path) -> None:
     ours, theirs = open_weights(run_folder), open_weights(bundle_folder)
     assert ours.method_hash == theirs.method_hash
-    assert theirs.method.teacher_temperature == pytest.approx(ours.method.teacher_temperature)
+    assert theirs.method.teacher_temperature == ours.method.teacher_temperature  # no tensor keeps it
     assert theirs.method.config == ours.method.config
-    assert open_bundle(bundle_folder).about["parts"] == list(COMPONENTS)
+    assert open_bundle(bundle_folder).about["parts"] == COMPONENTS
     for network in ("teacher", "student"):
         assert (
             open_weights(str(bundle_folder), network=network).hash  # type: ignore[arg-type]
@@ -45,6 +48,22 @@ def test_models_without_a_part(tmp_path: Path, override: str, left_out: str) -> 
     bundle = export_bundle(run, tmp_path / "out")
     assert set(bundle.about["parts"]) == set(COMPONENTS) - {left_out}
     assert open_weights(tmp_path / "out").method_hash == open_weights(run).method_hash
+
+
+def test_a_bundle_of_another_method(tmp_path: Path) -> None:
+    """MAE has one trunk and a decoder; everything else follows from the method itself."""
+    run = make_run(tmp_path / "run", smallest("method=mae"))
+    bundle = export_bundle(run, tmp_path / "out")
+    assert (
+        bundle.components == ["encoder", "decoder"]
+        and "by MAE and exported" in (tmp_path / "out/README.md").read_text()
+    )
+    ours, theirs = open_weights(run), open_weights(tmp_path / "out")
+    assert ours.method_hash == theirs.method_hash and ours.hash == theirs.hash == tensor_hash(ours.trunk.state_dict())
+    assert theirs.network == "encoder" and "tensors of the encoder from the bundle out" in theirs.report
+    assert read_expected(tmp_path / "out").keys() == {"input", "tokens", "embedding", "restored"}
+    with pytest.raises(UserError, match="MAE has no network 'student'; it has encoder"):
+        _ = open_weights(run, network="student").trunk
 
 
 def test_a_bundle_of_a_bundle_is_the_same_model_with_its_history(bundle_folder: Path, tmp_path: Path) -> None:
@@ -119,8 +138,6 @@ def test_preprocessing_is_said_in_numbers(bundle_folder: Path, tmp_path: Path) -
 
 def test_the_sample_is_read_and_resized(bundle_folder: Path, copy_of: Callable[[Path], Path]) -> None:
     from PIL import Image
-
-    from afire.export.verify import read_expected
 
     with Image.open(bundle_folder / "sample" / "film.png") as picture:
         assert picture.mode.startswith("I;16") and picture.size == (36, 40)

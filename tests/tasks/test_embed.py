@@ -12,7 +12,7 @@ from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.features import METADATA_KEY, feature_batches, film_features, write_features
-from afire.weights.open import Weights, open_weights
+from afire.weights import Weights, open_weights
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from afire.config import Config, load_config
 from afire.data.pack import DecodedFilms, PackedFilms
 from afire.errors import UserError
 from afire.tasks import features as f
-from afire.weights.open import Weights, open_weights
+from afire.weights import Weights, open_weights
 from tests.tasks.conftest import SMALLEST
 
 

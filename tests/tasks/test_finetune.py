@@ -20,7 +20,7 @@ from afire.tasks.finetune import Classifier, LabelObjective, positive_weights, r
 from afire.tasks.results import read_result
 from afire.tasks.settings import FinetuneConfig, load_task_config
 from afire.training.run_folder import RunFolder
-from afire.weights.open import open_weights
+from afire.weights import open_weights
 from tests.tasks.drawn import MODEL, QUICK, draw_spots, experiment, smallest_model
 
 

@@ -10,7 +10,7 @@ import torch
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.figure_data import Following, ShiftedFilms, following, landmark_places, landmark_tokens
-from afire.weights.open import Weights, open_weights
+from afire.weights import Weights, open_weights
 from tests.figure_parts import smallest
 
 BIG = ["image.size=64", "encoder.depth=1"]

@@ -23,7 +23,7 @@ from afire.tasks.probe import ProbeTask, run_probe
 from afire.tasks.results import read_result, write_result
 from afire.tasks.segment import run_segment
 from afire.tasks.settings import load_task_config
-from afire.weights.open import open_weights
+from afire.weights import open_weights
 from tests.export.conftest import make_run
 from tests.tasks.conftest import draw_films
 from tests.tasks.drawn import QUICK, draw_spots, experiment, smallest_model

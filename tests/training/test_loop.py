@@ -23,7 +23,7 @@ from afire.training.batches import normal_training_rows
 from afire.training.engine import make_optimizer
 from afire.training.online import OnlineProbe
 from afire.training.pretrain import pretrain
-from afire.weights.open import start_from
+from afire.weights import start_from
 from tests.training.conftest import SMALLEST
 
 MakeConfig = Callable[..., Config]

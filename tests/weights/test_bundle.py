@@ -12,8 +12,8 @@ import pytest
 import afire
 from afire.errors import UserError
 from afire.weights import bundle as bundles
+from afire.weights import open_weights, start_from
 from afire.weights.bundle import MANIFEST, is_bundle, list_files, open_bundle, unlisted_files
-from afire.weights.open import open_weights, start_from
 
 FILES = [
     *(

@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 import afire
 from afire.cli import app
 from afire.errors import UserError
-from afire.weights import hub
+from afire.weights import hub, open_weights
 from afire.weights.bundle import open_bundle
 from afire.weights.hub import HubName, parse_hub_name
-from afire.weights.open import open_weights
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_a_bundle_in_the_cache_is_found_without_a_network(bundle_folder: Path, c
     found = open_weights("hf://owner/name")
     assert found.hash == open_weights(str(bundle_folder)).hash and found.name == "owner/name"
     assert cache in hub.local_path("hf://owner/name").parents
-    assert open_weights("hf://owner/name").file.name == "encoder.safetensors"  # for `pretrain --init`
+    assert open_weights("hf://owner/name").read_trunk().file.name == "encoder.safetensors"  # for `pretrain --init`
 
 
 def test_revisions_are_apart(bundle_folder: Path, cache: Path, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from afire.config import Config, changed, load_config, to_yaml
 from afire.errors import UserError
+from afire.methods import Method
 from afire.methods.afire import AFiRe
+from afire.methods.mae import MAE
 from afire.training.checkpoint import newest_checkpoint, save_checkpoint
-from afire.weights.files import tensor_hash
-from afire.weights.open import WeightsBySeed, open_weights, pick_device, start_from
+from afire.weights import WeightsBySeed, open_weights, pick_device, start_from, tensor_hash
 from tests import figure_parts
 from tests.tasks.conftest import SMALLEST
 
@@ -25,11 +26,15 @@ def make_run(folder: Path, config: Config) -> AFiRe:
     with torch.no_grad():
         for parameter in model.student.parameters():
             parameter.add_(0.01)
-    folder.mkdir()
-    (folder / "config.yaml").write_text(to_yaml(config))
-    optimizer = torch.optim.AdamW(model.parameters())
-    save_checkpoint(folder, model, [optimizer], {"step": 5, "steps_per_epoch": 2}, keep=1)
+    write_run(folder, model)
     return model
+
+
+def write_run(folder: Path, method: Method) -> None:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(method.config))
+    optimizer = torch.optim.AdamW(method.parameters())
+    save_checkpoint(folder, method, [optimizer], {"step": 5, "steps_per_epoch": 2}, keep=1)
 
 
 @pytest.fixture
@@ -165,6 +170,31 @@ def test_weights_alone_hold_no_method(tmp_path: Path) -> None:
     save_file({name: t for name, t in tensors.items() if "mask_token" not in name}, lost / "model.safetensors")
     with pytest.raises(UserError, match=r"lacks decoder\.mask_token; it is not a checkpoint of this run"):
         _ = open_weights(lost).method
+
+
+def test_another_method_is_opened_as_what_it_is(tmp_path: Path, smallest: Config) -> None:
+    config = changed(smallest, {"method": "mae"})
+    method = MAE(config)
+    write_run(tmp_path / "mae", method)
+    weights = open_weights(tmp_path / "mae")
+    assert weights.kind is MAE and weights.network == "encoder" and isinstance(weights.method, MAE)
+    assert weights.hash == tensor_hash(method.encoder.state_dict())
+    assert weights.method_hash == tensor_hash(method.state_dict()) and weights.schedule == {}
+    other = AFiRe(smallest)
+    start_from(tmp_path / "mae")(other)  # another method may start from it, and the other way round
+    assert {tensor_hash(other.trunk(name).state_dict()) for name in other.networks} == {weights.hash}
+    write_run(tmp_path / "afire", other)
+    again = MAE(changed(config, {"seed": 9}))
+    start_from(tmp_path / "afire")(again)
+    assert tensor_hash(again.encoder.state_dict()) == weights.hash
+
+
+def test_a_method_that_is_not_known_is_named(tmp_path: Path, smallest: Config) -> None:
+    write_run(tmp_path / "run", AFiRe(smallest))
+    text = (tmp_path / "run" / "config.yaml").read_text()
+    (tmp_path / "run" / "config.yaml").write_text(text.replace("method: afire", "method: afir"))
+    with pytest.raises(UserError, match="there is no method 'afir'; did you mean afire"):
+        _ = open_weights(tmp_path / "run").trunk
 
 
 def test_a_method_starts_from_an_encoder(

@@ -30,7 +30,7 @@ from afire.tasks.figure_data import Rows
 from afire.tasks.finetune import TrainedClassifier, load_classifier
 from afire.tasks.gradcam import HALF, SHARE, Case, Meeting, box_mask, case_maps, find_cases, gradcam, meet
 from afire.tasks.results import Estimate, estimate
-from afire.weights.open import pick_device
+from afire.weights import pick_device
 
 _BOX = "#56B4E9"  # bright on grey, and on the heat colours, for colour-blind readers too
 _HEAT = "inferno"

@@ -20,7 +20,6 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from afire.config import Config
-from afire.methods.afire import Network
 from afire.report.figures.files import FigureFiles, Source, as_source, claim, films_text, save
 from afire.report.style import COLOURS, DOUBLE, INK, MARKERS, SINGLE, style
 from afire.report.table import number
@@ -45,7 +44,7 @@ from afire.tasks.places import (
     tsne_map,
     unit_vectors,
 )
-from afire.weights.open import pick_device
+from afire.weights import pick_device
 
 Floats = NDArray[np.float64]
 _MOST_COLUMNS = 4
@@ -227,7 +226,7 @@ def draw_tsne(
     classes: int = 7,
     perplexity: float = PERPLEXITY,
     neighbours: Sequence[int] = NEIGHBOURS,
-    network: Network = "teacher",
+    network: str | None = None,
     config: Config | None = None,
     device: str = "auto",
     force: bool = False,
@@ -272,7 +271,7 @@ def draw_landmarks(
     *,
     perplexity: float = PERPLEXITY,
     neighbours: Sequence[int] = NEIGHBOURS,
-    network: Network = "teacher",
+    network: str | None = None,
     config: Config | None = None,
     device: str = "auto",
     force: bool = False,

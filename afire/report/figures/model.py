@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from afire.data.pack import Films
 from afire.errors import UserError
+from afire.methods.afire import AFiRe
 from afire.report.figures.files import FigureFiles, Source, claim, films_text, save
 from afire.report.figures.pages import SIDE, atlas_figure
 from afire.report.style import DOUBLE, INK, style
@@ -27,7 +28,7 @@ from afire.tasks.figure_data import INPUTS, Errors, Restored, Rows, check_restor
 from afire.tasks.places import Atlas, build_atlas
 from afire.tasks.results import Estimate, estimate
 from afire.training.batches import normal_training_rows
-from afire.weights.open import Weights, open_weights, pick_device
+from afire.weights import Weights, open_weights, pick_device
 
 ERROR_TOP = 0.3  # of the grey range: what the error maps show as their brightest, the same in every figure
 _HIDDEN = "#56B4E9"
@@ -174,12 +175,15 @@ def draw_atlas(
     stem, target = claim(out, "atlas", force), pick_device(device)
     source = source if isinstance(source, Source) else Source(source, most=ATLAS_FILMS)
     run = open_weights(weights)
+    model = run.method
+    if not isinstance(model, AFiRe):
+        raise UserError(f"{run.name} was pre-trained by {run.kind.__name__}, which has no prototypes to show.")
     logger.info("%s: %s", run.name, run.method_report)
     films = source.open(run.config.image)
     normal, sentence = normal_training_rows(films.manifest, source.split)
     logger.info("%s", sentence)
     rows = source.draw(normal)
-    atlas = build_atlas(run.method, films, rows, max(nearest, SIDE * SIDE), target)
+    atlas = build_atlas(model, films, rows, max(nearest, SIDE * SIDE), target)
     split_hash = source.split.hash if source.split else None
     data = source.record(films, rows, len(normal), split_hash, "train")
     record: dict[str, Any] = {

@@ -1,0 +1,345 @@
+"""What was opened, by kind: random weights, a file, a checkpoint of a run, a bundle.
+
+Each gives its ``trunk``, the encoder that a task starts from, and its ``method``, all that was pre-trained, when they
+are asked for; each with a hash of its tensors and a message that says what was loaded. Weights that hold no method, or
+do not say their architecture, answer with a message why.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from afire.config import Config
+from afire.errors import UserError
+from afire.files import read_json
+from afire.methods import Method, make_method, method_type
+from afire.methods.base import Progress
+from afire.nn.layers import Normalise
+from afire.nn.vit import VisionTransformer, initialise
+from afire.training.checkpoint import STATE
+from afire.weights.bundle import DETECTOR_SETTINGS, Bundle, component_of
+from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
+
+Loadable = TypeVar("Loadable", bound=nn.Module)
+RANDOM = "random"
+_LONG_AFTER = 10**6  # epochs: behind any warm-up
+
+
+class TrunkTensors(NamedTuple):
+    """A trunk as it is stored, in timm's names."""
+
+    layout: str  # whose names they had
+    tensors: dict[str, Tensor]
+    file: Path
+
+
+@dataclass(frozen=True)
+class _Loaded(Generic[Loadable]):
+    """A network, what was loaded into it, and the hash of its tensors before anybody changed them."""
+
+    module: Loadable
+    report: str
+    hash: str
+    schedule: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls, module: Loadable, report: str, schedule: Mapping[str, float] = MappingProxyType({})
+    ) -> _Loaded[Loadable]:
+        return cls(module.eval(), report, tensor_hash(module.state_dict()), schedule)
+
+
+class Weights(ABC):
+    """Weights that were found. Networks come in evaluation mode, on the CPU, and belong to the caller."""
+
+    brings_settings = False
+    """Whether they say their architecture themselves."""
+    run: Path | None = None
+    """The folder of the run they belong to."""
+    detector: Path | None = None
+    """The folder of the fitted detector that lies with them."""
+
+    def __init__(self, name: str, settings: Config | None, network: str | None) -> None:
+        """``settings``: their own, else those that were asked for; None where nobody says the architecture."""
+        self.name, self._settings, self._network = name, settings, network
+
+    @property
+    def config(self) -> Config:
+        """The settings, or a message that they must be given."""
+        if self._settings is None:
+            raise UserError(f"{self._why_no_settings}; add --preset, --config or --set encoder.* to say it.")
+        return self._settings
+
+    @property
+    def kind(self) -> type[Method]:
+        """The method they were pre-trained by, or that the settings name."""
+        return method_type(self.config.method)
+
+    @property
+    def network(self) -> str:
+        """Whose trunk it is, where the method has several."""
+        return self.kind.network(self._network)
+
+    @property
+    def trunk(self) -> VisionTransformer:
+        """The encoder alone."""
+        return self._trunk.module
+
+    @cached_property
+    def normalise(self) -> Normalise:
+        """From films in [0, 1] to the trunk's input."""
+        return Normalise(self.config.image)
+
+    @property
+    def hash(self) -> str:
+        """Of the trunk's tensors, as they were loaded."""
+        return self._trunk.hash
+
+    @property
+    def report(self) -> str:
+        """What was loaded into the trunk, for people."""
+        return self._trunk.report
+
+    @property
+    def method(self) -> Method:
+        """Everything that was pre-trained: trunks, heads, decoder, prototypes; or a message why it is not there."""
+        return self._method.module
+
+    @property
+    def method_hash(self) -> str:
+        """Of all tensors of the method, as they were loaded."""
+        return self._method.hash
+
+    @property
+    def method_report(self) -> str:
+        """What was loaded into the method, for people."""
+        return self._method.report
+
+    @property
+    def schedule(self) -> Mapping[str, float]:
+        """What the method's schedule had come to, by the names of its attributes; no tensor keeps it."""
+        return self._method.schedule
+
+    @abstractmethod
+    def read_trunk(self) -> TrunkTensors:
+        """The tensors of the trunk, or a message that there are none."""
+
+    @property
+    def _why_no_settings(self) -> str:
+        return f"{self.name} does not say which architecture it has"
+
+    @property
+    @abstractmethod
+    def _why_no_method(self) -> str:
+        """For weights that do not hold one."""
+
+    @abstractmethod
+    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+        """Load the trunk's tensors; the report."""
+
+    def _fill_method(self, method: Method) -> tuple[str, Mapping[str, float]]:
+        """Load all tensors of a method; the report, and what its schedule had come to."""
+        raise AssertionError("weights without a method say so")
+
+    @cached_property
+    def _trunk(self) -> _Loaded[VisionTransformer]:
+        trunk = VisionTransformer.from_config(self.config.encoder, self.config.image)
+        return _Loaded.of(trunk, self._fill_trunk(trunk))
+
+    @cached_property
+    def _method(self) -> _Loaded[Method]:
+        if self._why_no_method:
+            raise UserError(f"{self._why_no_method}; give the folder of a pre-training run.")
+        method = make_method(self.config)
+        return _Loaded.of(method, *self._fill_method(method))
+
+
+class RandomWeights(Weights):
+    """Drawn from a seed."""
+
+    _why_no_settings = "random weights have no architecture of their own"
+    _why_no_method = "random weights restore nothing and have no prototypes"
+
+    def __init__(self, settings: Config | None, network: str | None, seed: int) -> None:
+        super().__init__(RANDOM, settings, network)
+        self.seed = seed
+
+    def read_trunk(self) -> TrunkTensors:
+        raise UserError("random weights lie in no file; give a run folder, a bundle, a .safetensors or a .pth file.")
+
+    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+        initialise(trunk, torch.Generator().manual_seed(self.seed))
+        return f"random weights from seed {self.seed}"
+
+
+class FileWeights(Weights):
+    """An encoder's tensors in any layout that we know, without settings."""
+
+    def __init__(self, name: str, settings: Config | None, network: str | None, path: Path, file: Path) -> None:
+        super().__init__(name, settings, network)
+        self.path, self.file = path, file
+
+    @property
+    def _why_no_settings(self) -> str:
+        return f"{self.path} does not say which architecture it has"
+
+    @property
+    def _why_no_method(self) -> str:
+        return f"{self.path} is weights alone, without a decoder and prototypes"
+
+    def read_trunk(self) -> TrunkTensors:
+        return TrunkTensors(*find_encoder(read_tensors(self.file), self.file), self.file)
+
+    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+        report = fill_encoder(trunk, *self.read_trunk())
+        # Fewer or more blocks than the settings say: each name fits, and yet it is another network.
+        for names, what in ((report.missing, "lacks"), (report.unexpected, "has the additional")):
+            wrong = [name for name in names if name.startswith(("blocks.", "patch_embed."))]
+            if wrong:
+                raise UserError(
+                    f"{self.file} has another architecture: it {what} {wrong[0]}; "
+                    "set encoder.width, depth, heads and patch_size as in the weights."
+                )
+        return report.message()
+
+
+class _OwnWeights(Weights):
+    """What afire wrote itself: whole, and with settings."""
+
+    brings_settings = True
+    _why_no_method = ""
+
+    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+        tensors = self.read_trunk().tensors
+        self._check(trunk.state_dict(), tensors)
+        trunk.load_state_dict(tensors)
+        return f"{len(tensors)} tensors of the {self.network} from {self._place}"
+
+    def _fill_method(self, method: Method) -> tuple[str, Mapping[str, float]]:
+        tensors = self._read_method(method)
+        method.load_state_dict(tensors)
+        return f"{len(tensors)} tensors of the whole model from {self._place}", self._schedule(method)
+
+    def _check(self, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+        problem = _misfit(wanted, given)
+        if problem:
+            raise UserError(self._refusal.format(problem=problem))
+
+    @property
+    @abstractmethod
+    def _place(self) -> str:
+        """Where they lie, for reports."""
+
+    @property
+    @abstractmethod
+    def _refusal(self) -> str:
+        """What to say when tensors do not fit, with ``{problem}`` in it."""
+
+    @abstractmethod
+    def _read_method(self, method: Method) -> dict[str, Tensor]:
+        """All tensors of a method, which fit it."""
+
+    @abstractmethod
+    def _schedule(self, method: Method) -> Mapping[str, float]:
+        """Bring what a schedule moves, such as a temperature, to where it was, and give it by name."""
+
+
+class RunWeights(_OwnWeights):
+    """A checkpoint of a pre-training run, or the networks of a detector."""
+
+    run: Path
+
+    def __init__(self, name: str, settings: Config, network: str | None, run: Path, file: Path) -> None:
+        super().__init__(name, settings, network)
+        self.run, self.file = run, file
+        self.detector = run if (run / DETECTOR_SETTINGS).is_file() else None
+
+    @property
+    def _place(self) -> str:
+        return f"{self.file.parent.name}/{self.file.name}"
+
+    @property
+    def _refusal(self) -> str:
+        return f"{self.file} {{problem}}; it is not a checkpoint of this run."
+
+    def read_trunk(self) -> TrunkTensors:
+        prefix = self.kind.trunk_prefix(self.network)
+        every = read_tensors(self.file)
+        tensors = {name.removeprefix(prefix): tensor for name, tensor in every.items() if name.startswith(prefix)}
+        return TrunkTensors(self.kind.__name__, tensors, self.file)
+
+    def _read_method(self, method: Method) -> dict[str, Tensor]:
+        tensors = read_tensors(self.file)
+        self._check(method.state_dict(), tensors)
+        return tensors
+
+    def _schedule(self, method: Method) -> Mapping[str, float]:
+        """To the checkpoint's step; to the end where no step is known."""
+        step, per_epoch = _LONG_AFTER, 1
+        if (self.file.parent / STATE).exists():
+            state = read_json(self.file.parent / STATE)
+            step, per_epoch = max(int(state["step"]) - 1, 0), int(state["steps_per_epoch"])
+        return method.schedule(Progress(step, per_epoch * self.config.training.epochs, per_epoch))
+
+
+class BundleWeights(_OwnWeights):
+    """A bundle, whose files were compared with their hashes."""
+
+    def __init__(self, name: str, bundle: Bundle, network: str | None = None) -> None:
+        super().__init__(name, bundle.config, network)
+        self.bundle, self.detector = bundle, bundle.detector
+
+    @property
+    def _place(self) -> str:
+        return f"the bundle {self.name} ({self.bundle.hash[:12]})"
+
+    @property
+    def _refusal(self) -> str:
+        return f"{self.bundle.folder}: the weights do not fit config.json: the bundle {{problem}}."
+
+    def read_trunk(self) -> TrunkTensors:
+        file = self.bundle.trunk_file(self.network)
+        return TrunkTensors("timm", read_tensors(file), file)
+
+    def _read_method(self, method: Method) -> dict[str, Tensor]:
+        state = method.state_dict()
+        names = {name: "/".join(component_of(name, self.kind)) for name in state}
+        stored = {
+            f"{component}/{short}": tensor
+            for component in self.bundle.components
+            for short, tensor in read_tensors(self.bundle.component_file(component)).items()
+        }
+        self._check({names[name]: tensor for name, tensor in state.items()}, stored)
+        return {name: stored[names[name]] for name in state}
+
+    def _schedule(self, method: Method) -> Mapping[str, float]:
+        """As it was exported. Before there were several methods, a bundle kept AFiRe's temperature alone."""
+        about = self.bundle.about
+        kept = about.get("schedule", {"teacher_temperature": about.get("teacher_temperature")})
+        end = method.schedule(Progress(_LONG_AFTER, 1, 1))
+        reached = {name: value if kept.get(name) is None else float(kept[name]) for name, value in end.items()}
+        for name, value in reached.items():
+            setattr(method, name, value)
+        return reached
+
+
+def _misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+    """What is wrong with tensors that were given for those of a network; empty where nothing is."""
+    for name in wanted:
+        if name not in given:
+            return f"lacks {name}"
+    for name, tensor in given.items():
+        if name not in wanted:
+            return f"holds {name}, which its settings do not have"
+        if tensor.shape != wanted[name].shape:
+            return f"has {name} as {tuple(tensor.shape)}, but its settings say {tuple(wanted[name].shape)}"
+    return ""
