@@ -47,11 +47,17 @@ class Ended(NamedTuple):
 class Command:
     """A command under way."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], own_session: bool) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        before: Callable[[], object] | None,
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="afire-command-"))
+        self._own_session = before is os.setsid
         variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        arguments = (list(words), variables, folder, self._folder, own_session)
-        self._own_session = own_session
+        arguments = (list(words), variables, folder, self._folder, before)
         self._process = _context.Process(target=_run_here, args=arguments)
         self._process.start()
         _started.append(self)
@@ -114,15 +120,20 @@ def start(
     *words: object,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    own_session: bool = False,
+    before: Callable[[], object] | None = None,
 ) -> Command:
-    """``afire`` with ``words``, in ``folder``; with ``own_session`` :meth:`Command.kill` ends its children with it."""
-    return Command([str(word) for word in words], folder or Path.cwd(), environment or {}, own_session)
+    """``afire`` with ``words``, in ``folder``.
+
+    ``before`` is called in the new process first; after ``os.setsid``, :meth:`Command.kill` ends its children too.
+    """
+    return Command([str(word) for word in words], folder or Path.cwd(), environment or {}, before)
 
 
-def run(*words: object, folder: Path | None = None, expect: int = 0) -> Ended:
+def run(
+    *words: object, folder: Path | None = None, before: Callable[[], object] | None = None, expect: int = 0
+) -> Ended:
     """``afire`` with ``words`` to its end, which must be ``expect``; a traceback only ever comes with code 1."""
-    return _checked(start(*words, folder=folder), expect)
+    return _checked(start(*words, folder=folder, before=before), expect)
 
 
 def run_processes(count: int, *words: object) -> list[Ended]:
@@ -135,6 +146,13 @@ def run_processes(count: int, *words: object) -> list[Ended]:
     return [_checked(command, 0) for command in [start(*words, environment=rank) for rank in ranks]]
 
 
+def fork_processes(count: int, work: Callable[..., object], *arguments: object) -> None:
+    """``work(rank, *arguments)`` in ``count`` processes side by side; an error in one of them is raised here."""
+    from torch.multiprocessing import start_processes
+
+    start_processes(work, args=arguments, nprocs=count, start_method="forkserver")
+
+
 def _checked(command: Command, expect: int) -> Ended:
     ended = command.end()
     assert ended.code == expect, f"exit code {ended.code}: {ended.stderr[-3000:]}"
@@ -142,10 +160,12 @@ def _checked(command: Command, expect: int) -> Ended:
     return ended
 
 
-def _run_here(words: list[str], variables: dict[str, str], folder: Path, output: Path, own_session: bool) -> None:
+def _run_here(
+    words: list[str], variables: dict[str, str], folder: Path, output: Path, before: Callable[[], object] | None
+) -> None:
     """In the new process: what ``python -m afire`` does."""
-    if own_session:
-        os.setsid()
+    if before is not None:
+        before()
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(output / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)

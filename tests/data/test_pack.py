@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -158,7 +159,7 @@ def test_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     out = tmp_path / "pack"
     words = ["data", "pack", "--data", tmp_path / "films.parquet", "--out", out, "--size", 64, "--quiet"]
     for workers in (1, 2):
-        command = commands.start(*words, "--workers", workers, own_session=True)
+        command = commands.start(*words, "--workers", workers, before=os.setsid)
         lines = _journal_lines(out)
         command.wait_until(lambda lines=lines: _journal_lines(out) > lines)  # type: ignore[misc]
         command.kill()

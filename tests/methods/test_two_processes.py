@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from afire.config import Config, load_config
 from afire.methods.afire import AFiRe
 from afire.nn.distributed import gather
+from tests import commands
 
 STEPS, VIEWS = 2, 2
 CASES = {
@@ -91,7 +91,7 @@ def gathered_gradient(rank: int, folder: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes left their results."""
     path = tmp_path_factory.mktemp("two processes")
-    mp.start_processes(work, args=(str(path),), nprocs=2, start_method="spawn")
+    commands.fork_processes(2, work, str(path))
     return path
 
 

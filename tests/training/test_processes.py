@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import commands
 from tests.training.conftest import SMALLEST
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 # A checkpoint after every step, so that a kill lands anywhere in an epoch.
 EVERY_STEP = ["run.checkpoint_minutes=1e-9"]
 
 
-def command(pack: Path, out: Path, *extra: str, settings: tuple[str, ...] = (), processes: int = 1) -> list[str]:
-    start = [sys.executable, "-m"]
-    if processes > 1:
-        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+def words(pack: Path, out: Path, *extra: str, settings: tuple[str, ...] = ()) -> list[str]:
     chosen = [word for setting in [*SMALLEST, *settings] for word in ("--set", setting)]
-    return [*start, "afire", "pretrain", "--data", str(pack), "--out", str(out), "--preset", "tiny", *chosen, *extra]
-
-
-def run(*arguments: str, expect: int = 0) -> str:
-    done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == expect, done.stderr[-3000:]
-    assert "Traceback" not in done.stderr or expect == 1, done.stderr[-3000:]
-    return done.stderr
+    return ["pretrain", "--data", str(pack), "--out", str(out), "--preset", "tiny", *chosen, *extra]
 
 
 def final(out: Path) -> dict[str, torch.Tensor]:
@@ -48,36 +38,21 @@ def final(out: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition() and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
-def checkpoint_count(out: Path) -> Callable[[], int]:
-    return lambda: len(list((out / "checkpoints").glob("step-*")))
+def checkpoint_count(out: Path) -> int:
+    return len(list((out / "checkpoints").glob("step-*")))
 
 
 LONG = ("training.epochs=12", "run.keep_checkpoints=1000", *EVERY_STEP)
 
 
 def test_killed_runs_end_bit_identical(packed: Path, tmp_path: Path) -> None:
-    run(*command(packed, tmp_path / "whole", settings=LONG))
+    commands.run(*words(packed, tmp_path / "whole", settings=LONG))
     killed = tmp_path / "killed"
-    kills = 0
     for goal in (2, 14, 25):
-        resume = ["--resume"] if killed.exists() else []
-        process = subprocess.Popen(
-            command(packed, killed, *resume, settings=LONG), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-        )
-        wait_for(lambda goal=goal: checkpoint_count(killed)() >= goal, process)  # type: ignore[misc]
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        process.communicate()
-    assert kills >= 2
-    run(*command(packed, killed, "--resume", settings=LONG))
+        command = commands.start(*words(packed, killed, *(["--resume"] if goal > 2 else []), settings=LONG))
+        command.wait_until(lambda goal=goal: checkpoint_count(killed) >= goal)  # type: ignore[misc]
+        assert command.kill().code == -signal.SIGKILL
+    commands.run(*words(packed, killed, "--resume", settings=LONG))
     expected, found = final(tmp_path / "whole"), final(killed)
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[key], found[key]) for key in expected)
@@ -88,14 +63,12 @@ def test_killed_runs_end_bit_identical(packed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_says_so_and_can_be_resumed(packed: Path, tmp_path: Path, number: signal.Signals) -> None:
     settings = ("training.epochs=2000", "run.checkpoint_epochs=0")
-    process = subprocess.Popen(
-        command(packed, tmp_path / "run", settings=settings), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    command = commands.start(*words(packed, tmp_path / "run", settings=settings))
     log = tmp_path / "run/metrics.jsonl"
-    wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
-    process.send_signal(number)
-    _, words = process.communicate(timeout=120)
-    assert process.returncode == 128 + number and "add --resume to go on" in words and "Traceback" not in words
+    command.wait_until(lambda: log.exists() and log.stat().st_size > 0)
+    command.send(number)
+    ended = command.end()
+    assert ended.code == 128 + number and "add --resume to go on" in ended.stderr and "Traceback" not in ended.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "stopped"
     saved = sorted((tmp_path / "run/checkpoints").glob("step-*"))
@@ -104,8 +77,8 @@ def test_a_signal_saves_says_so_and_can_be_resumed(packed: Path, tmp_path: Path,
 
 def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
     settings = ("training.epochs=3", "losses.lesion=0.5", "lesions.views=2")
-    run(*command(packed, tmp_path / "one", settings=settings))
-    run(*command(packed, tmp_path / "two", settings=settings, processes=2))
+    commands.run(*words(packed, tmp_path / "one", settings=settings))
+    commands.run_processes(2, *words(packed, tmp_path / "two", settings=settings))
     one, two = final(tmp_path / "one"), final(tmp_path / "two")
     for key in one:
         if key.startswith("optimizer"):
@@ -123,11 +96,11 @@ def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
 
 def test_a_run_goes_on_on_another_number_of_processes(packed: Path, tmp_path: Path) -> None:
     settings = ("training.epochs=4", "run.keep_checkpoints=100")
-    run(*command(packed, tmp_path / "whole", settings=settings))
+    commands.run(*words(packed, tmp_path / "whole", settings=settings))
     shutil.copytree(tmp_path / "whole", tmp_path / "moved")
     for newest in sorted((tmp_path / "moved/checkpoints").glob("step-*"))[2:]:
         shutil.rmtree(newest)
-    run(*command(packed, tmp_path / "moved", "--resume", settings=settings, processes=2))
+    commands.run_processes(2, *words(packed, tmp_path / "moved", "--resume", settings=settings))
     summary = json.loads((tmp_path / "moved/summary.json").read_text())
     assert summary["epoch"] == 4 and summary["processes"] == 2
     for first, second in zip(*(losses(tmp_path / name) for name in ("whole", "moved")), strict=True):
@@ -146,51 +119,54 @@ def losses(out: Path) -> list[list[float]]:
 
 def test_two_processes_resume_bit_identical(packed: Path, tmp_path: Path) -> None:
     settings = ("training.epochs=4", "run.keep_checkpoints=100")
-    run(*command(packed, tmp_path / "whole", settings=settings, processes=2))
-    run(*command(packed, tmp_path / "part", settings=settings, processes=2))
+    commands.run_processes(2, *words(packed, tmp_path / "whole", settings=settings))
+    shutil.copytree(tmp_path / "whole", tmp_path / "part")
     for newest in sorted((tmp_path / "part/checkpoints").glob("step-*"))[2:]:
         (newest / "model.safetensors").unlink()  # as if the run had died while writing these
-    run(*command(packed, tmp_path / "part", "--resume", settings=settings, processes=2))
+    commands.run_processes(2, *words(packed, tmp_path / "part", "--resume", settings=settings))
     expected, found = final(tmp_path / "whole"), final(tmp_path / "part")
     assert all(torch.equal(expected[key], found[key]) for key in expected)
 
 
 def test_a_process_that_dies_ends_the_others(packed: Path, tmp_path: Path) -> None:
+    """With torchrun itself, which the other tests of two processes do without."""
     settings = ("training.epochs=100000", "run.checkpoint_epochs=0")
     process = subprocess.Popen(
-        command(packed, tmp_path / "run", settings=settings, processes=2),
-        env=ENVIRONMENT,
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "afire"),
+            *words(packed, tmp_path / "run", settings=settings),
+        ],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        log = tmp_path / "run/metrics.jsonl"
-        wait_for(lambda: log.exists() and log.stat().st_size > 0, process)
+        log, deadline = tmp_path / "run/metrics.jsonl", time.monotonic() + 120
+        while not (log.exists() and log.stat().st_size > 0):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
         workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
         assert len(workers) >= 2
         os.kill(int(workers[-1]), signal.SIGKILL)
-        _, words = process.communicate(timeout=90)
+        _, written = process.communicate(timeout=90)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode != 0
-    assert "another process of this run ended" in words or "Signal 9" in words
+    assert "another process of this run ended" in written or "Signal 9" in written
+
+
+def limit_file_size() -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))
 
 
 def test_a_full_disk_is_a_sentence_and_the_checkpoint_before_stays(packed: Path, tmp_path: Path) -> None:
     """A limit on file size stands in for the full disk: the system refuses the write in the middle of it."""
     out = tmp_path / "run"
-    run(*command(packed, out, settings=("training.epochs=1",)))
+    commands.run(*words(packed, out, settings=("training.epochs=1",)))
     before = sorted(path.name for path in (out / "checkpoints").iterdir())
-    more = command(packed, out, "--resume", "--force", settings=("training.epochs=2",))
-    limited = (
-        "import resource, signal, runpy, sys\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (30000, 30000))\n"
-        f"sys.argv = {['afire', *more[3:]]!r}\n"
-        "runpy.run_module('afire', run_name='__main__')\n"
-    )
-    words = run(sys.executable, "-c", limited, expect=2)
-    assert "cannot write the checkpoint" in words and f"{before[-1]} is whole" in words
+    more = words(packed, out, "--resume", "--force", settings=("training.epochs=2",))
+    ended = commands.run(*more, before=limit_file_size, expect=2)
+    assert "cannot write the checkpoint" in ended.stderr and f"{before[-1]} is whole" in ended.stderr
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == before
