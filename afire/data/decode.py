@@ -36,8 +36,10 @@ from afire.errors import ImageError
 # Only these decoders ever see a byte of a user's file; pillow has some forty more.
 _FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF")
 _MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"GIF8": "GIF", b"BM": "BMP"}
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF tag, and its values in which width and height change places
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
+_DEPTHS = (8, 10, 12, 14)
 
 
 def looks_like_raster(head: bytes) -> bool:
@@ -48,10 +50,10 @@ def looks_like_raster(head: bytes) -> bool:
 def read_raster(path: Path, data: bytes, max_pixels: int) -> tuple[Film, FilmInfo]:
     """Read the bytes of an image file; ``path`` is only for messages."""
     with _opened(path, data, max_pixels) as image:
-        (width, height), kind, tags = image.size, _kind(image), _tiff_tags(image)
+        kind, tags = _kind(image), _tiff_tags(image)
         _load_upright(image)
-        pixels, mode = _pixels(image), image.mode
-    film, bits, colour = _to_film(pixels, mode, tags, path)
+        (width, height), pixels, mode = image.size, _pixels(image), image.mode
+    film, bits, unused, colour = _to_film(pixels, mode, tags, path)
     white_is_zero = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if white_is_zero and mode in ("I;16", "I;16B", "I", "F"):  # pillow inverts up to 8 bits, and leaves the others
         film = 1.0 - film
@@ -64,6 +66,7 @@ def read_raster(path: Path, data: bytes, max_pixels: int) -> tuple[Film, FilmInf
         inverted=white_is_zero,
         constant=check_range(film, path),
         colour=colour,
+        unused_bits=unused,
     )
     return film, info
 
@@ -147,21 +150,30 @@ def _pixels(image: Image.Image) -> NDArray[Any]:
     return np.asarray(image)
 
 
-def _to_film(pixels: NDArray[Any], mode: str, tags: dict[int, Any], path: Path) -> tuple[Film, int, bool]:
-    """Film in [0,1], bits of a grey value, and whether it is truly coloured."""
+def _to_film(pixels: NDArray[Any], mode: str, tags: dict[int, Any], path: Path) -> tuple[Film, int, int, bool]:
+    """Film in [0,1], bits of a grey value, bits that the file has beside them, and whether it is truly coloured."""
     if pixels.ndim == 3:
         grey, colour = grey_from_rgb(pixels)
-        return _divide(grey, 255), 8, colour
+        return _divide(grey, 255), 8, 0, colour
     if pixels.dtype == np.uint8:
-        return _divide(pixels, 255), 1 if mode == "1" else 8, False
+        return _divide(pixels, 255), 1 if mode == "1" else 8, 0, False
     bits = int(tags.get(_BITS_PER_SAMPLE) or 16)
-    if pixels.dtype.kind == "u":
-        return np.clip(_divide(pixels, 2**bits - 1), 0.0, 1.0), bits, False
-    if not tags and pixels.dtype.kind == "i":  # 16-bit PNG in older pillow
-        return np.clip(_divide(pixels, 65535), 0.0, 1.0), 16, False
+    if pixels.dtype.kind == "u" or (not tags and pixels.dtype.kind == "i"):  # the latter: 16-bit PNG in older pillow
+        used = _used_bits(pixels, bits)
+        return np.clip(_divide(pixels, 2**used - 1), 0.0, 1.0), used, bits - used, False
     if tags.get(_SAMPLE_FORMAT) in (None, _UNSIGNED) and pixels.dtype == np.int32 and bits == 32:
         pixels = pixels.view(np.uint32)  # pillow has no unsigned 32-bit mode
-    return _own_range(pixels, path), bits, False
+    return _own_range(pixels, path), bits, 0, False
+
+
+def _used_bits(pixels: NDArray[Any], bits: int) -> int:
+    """The smallest depth in use that holds every value.
+
+    Detectors have 10, 12 or 14 bits and files 16. Divided by 65535, a 12-bit film is nearly black, and has 17 grey
+    levels left in 8 bits. A film that truly has 16 bits and stays below a quarter of them is rarer than such files.
+    """
+    brightest = int(pixels.max())
+    return next((depth for depth in _DEPTHS if 0 < brightest < 2**depth and depth < bits), bits)
 
 
 def _own_range(pixels: NDArray[Any], path: Path) -> Film:
@@ -189,6 +201,7 @@ __all__ = [
     "FilmInfo",
     "Voi",
     "decode_film",
+    "film_shape",
     "is_dicom",
     "is_image_file",
     "read_file",
@@ -282,6 +295,26 @@ def is_image_file(path: Path) -> bool:
     except OSError:
         return False
     return looks_like_dicom(head) or looks_like_raster(head)
+
+
+def film_shape(path: Path) -> tuple[int, int] | None:
+    """Height and width of an upright film from its header; None where there is no file or no header that says it."""
+    try:
+        with quiet_readers(), Image.open(path, formats=_FORMATS) as image:
+            turned = image.getexif().get(_ORIENTATION) in _TURNED
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        return _dicom_shape(path) if is_dicom(path) else None
+
+
+def _dicom_shape(path: Path) -> tuple[int, int] | None:
+    from afire.data.dicom import read_shape
+
+    try:
+        with quiet_readers():
+            return read_shape(path)
+    except ImageError:
+        return None
 
 
 def is_dicom(path: Path) -> bool:

@@ -128,15 +128,26 @@ def read_tags(path: Path, tags: list[str], max_bytes: int = _MOST_BYTES) -> pydi
 
 def read_header(path: Path) -> tuple[str, str]:
     """Patient (as a hash) and view of a DICOM file, without its pixels: what :func:`read_dicom` says about them."""
-    with _file_at_fault(path), path.open("rb") as stream:
-        start = stream.read(_META_BYTES)
-        tags = ["PatientID", *_VIEW_TAGS]
-        if _DEFLATED in start[: _dataset_start(start)]:  # read whole: it cannot be inflated in part
-            dataset = _parse(path, start + stream.read(), _MOST_BYTES, tags)
-        else:
-            stream.seek(0)
-            dataset = pydicom.dcmread(stream, force=True, stop_before_pixels=True, specific_tags=tags)
+    with _file_at_fault(path):
+        dataset = _parse_header(path, ["PatientID", *_VIEW_TAGS])
         return hash_patient(str(dataset.get("PatientID") or "")), _view(dataset)
+
+
+def read_shape(path: Path) -> tuple[int, int]:
+    """Height and width of a DICOM film, without its pixels."""
+    with _file_at_fault(path):
+        dataset = _parse_header(path, ["Rows", "Columns"])
+        return int(dataset.Rows), int(dataset.Columns)
+
+
+def _parse_header(path: Path, tags: list[str]) -> pydicom.Dataset:
+    """The given tags of a file, which come before its pixels, so that those are not read."""
+    with path.open("rb") as stream:
+        start = stream.read(_META_BYTES)
+        if _DEFLATED in start[: _dataset_start(start)]:  # read whole: it cannot be inflated in part
+            return _parse(path, start + stream.read(), _MOST_BYTES, tags)
+        stream.seek(0)
+        return pydicom.dcmread(stream, force=True, stop_before_pixels=True, specific_tags=tags)
 
 
 def _parse(path: Path, data: bytes, max_bytes: int, tags: list[str] = _TAGS) -> pydicom.Dataset:

@@ -42,11 +42,11 @@ class FilmInfo:
     """What is worth knowing about a film besides its pixels; nothing in it identifies a person."""
 
     width: int
-    """Width as stored."""
+    """Width of the film as it is shown, upright."""
     height: int
-    """Height as stored."""
+    """Height of the film as it is shown, upright."""
     bits: int
-    """Bits of one grey value as read: 1, 8, 10, 12, 16, 32."""
+    """Bits of one grey value as read: 1, 8, 10, 12, 14, 16, 32."""
     kind: str
     """``png``, ``jpeg``, ``tiff``, ``bmp``, ``gif`` or ``dicom``."""
     view: str = ""
@@ -61,6 +61,8 @@ class FilmInfo:
     """All pixels of the film are equal: it can be read, and shows nothing."""
     colour: bool = False
     """Truly coloured, not grey in three channels: a photo or a screenshot rather than a film."""
+    unused_bits: int = 0
+    """Bits of the file that no pixel uses and ``bits`` does not count, such as 4 of a 12-bit film in a 16-bit PNG."""
 
 
 def check_range(film: Film, path: Path) -> bool:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from afire.data.decode import film_shape
 from afire.data.film import fit_box
 from afire.data.manifest import Box, Manifest
 from afire.data.pack import Films
@@ -25,7 +26,6 @@ from afire.nn.vit import grid_of, run_blocks
 from afire.progress import progress
 from afire.tasks.figure_data import Rows
 from afire.tasks.finetune import Classifier
-from afire.tasks.masks import film_shape
 
 HALF = 0.5  # of a map's maximum: everything above is the answer
 SHARE = 0.1  # of the film's pixels: the highest are the answer

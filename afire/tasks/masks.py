@@ -12,18 +12,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 from scipy.ndimage import label
 from torch import Tensor
 
-from afire.data.decode import read_mask
-from afire.data.film import fit_mask, quiet_readers
+from afire.data.decode import film_shape, read_mask
+from afire.data.film import fit_mask
 from afire.data.manifest import META_PREFIX, Manifest, inside_root
 from afire.data.pack import Films
 from afire.data.rle import decode_rle
@@ -32,8 +30,6 @@ from afire.progress import track
 from afire.tasks.settings import MaskConfig
 
 AUTO = ("mask", "rle")
-_TURNED = (5, 6, 7, 8)  # EXIF orientations in which width and height change places
-_ORIENTATION = 0x0112
 _PROPORTIONS = 0.02  # by which those of film and mask may differ: sides are rounded when films are resized
 
 _ONES_IN_BYTE = np.array([byte.bit_count() for byte in range(256)], np.uint8)
@@ -142,28 +138,6 @@ def _check_size(mask: tuple[int, ...], film: tuple[int, int], image: str, config
         raise UserError(f"{words}; if it was drawn on another size of the same film, add --set masks.size=scaled.")
     if abs(mask[0] * film[1] / (mask[1] * film[0]) - 1) > _PROPORTIONS:
         raise UserError(f"{words}, which are other proportions: it is not a mask of this film.")
-
-
-def film_shape(path: Path) -> tuple[int, int] | None:
-    """Height and width of a film from its header; None where there is no file or no header that says it."""
-    try:
-        with quiet_readers(), Image.open(path) as picture:
-            turned = picture.getexif().get(_ORIENTATION) in _TURNED
-            return (picture.width, picture.height) if turned else (picture.height, picture.width)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
-        return _dicom_shape(path) if path.is_file() else None
-
-
-def _dicom_shape(path: Path) -> tuple[int, int] | None:
-    import pydicom
-    from pydicom.errors import InvalidDicomError
-
-    try:
-        with quiet_readers():
-            header = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["Rows", "Columns"], force=True)
-        return int(header.Rows), int(header.Columns)
-    except (OSError, InvalidDicomError, AttributeError, TypeError, ValueError):
-        return None
 
 
 Floats = NDArray[np.float64]

@@ -20,9 +20,8 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
-from afire.data.film import quiet_readers
+from afire.data.decode import film_shape
 from afire.data.manifest import META_PREFIX, Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
@@ -295,15 +294,14 @@ def size_features(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _stored_size(manifest: Manifest, row: int) -> tuple[float, float]:
-    """Width and height from the file's header, without decoding it."""
+    """Width and height of the upright film from the file's header, without decoding it."""
     path = manifest.path(row)
-    try:
-        with quiet_readers(), Image.open(path) as picture:
-            return float(picture.width), float(picture.height)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+    shape = film_shape(path)
+    if shape is None:
         raise UserError(
             f"the size of {path} cannot be read; give the manifest the columns meta:orig_width and meta:orig_height."
-        ) from None
+        )
+    return float(shape[1]), float(shape[0])
 
 
 def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afire.data.decode import is_image_file, read_film, read_mask, read_mask_raw
+from afire.data.decode import film_shape, is_image_file, read_film, read_mask, read_mask_raw
 from afire.data.film import FilmInfo, fit_square, quiet_readers
 from afire.errors import ImageError
 
@@ -109,9 +109,22 @@ def test_16_bit_keeps_its_range_and_depth(tmp_path: Path, kind: str) -> None:
     assert len(np.unique(film)) > 256
 
 
-def test_16_bit_png_with_faint_values_is_not_stretched(tmp_path: Path) -> None:
-    film, _ = read(tmp_path, encoded(Image.fromarray((GREY16 // 64).astype(np.uint16)), "PNG"))
-    assert film.max() == pytest.approx(1023 / 65535)
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize("depth", [8, 10, 12, 14])
+def test_fewer_bits_in_a_16_bit_file_keep_their_depth(tmp_path: Path, kind: str, depth: int) -> None:
+    stored = GREY16 >> (16 - depth)
+    film, info = read(tmp_path, encoded(Image.fromarray(stored), kind))
+    np.testing.assert_array_equal(film, stored / np.float32(2**depth - 1))
+    assert (info.bits, info.unused_bits, film.max()) == (depth, 16 - depth, 1.0)
+    one_more = stored.copy()
+    one_more[0, 1] = 2**depth  # one value beyond
+    film, info = read(tmp_path, encoded(Image.fromarray(one_more), kind))
+    assert info.bits > depth and info.bits + info.unused_bits == 16 and film.max() < 0.51
+
+
+def test_a_black_film_says_nothing_about_its_depth(tmp_path: Path) -> None:
+    _, info = read(tmp_path, encoded(Image.fromarray(np.zeros((20, 30), np.uint16)), "PNG"))
+    assert (info.bits, info.unused_bits, info.constant) == (16, 0, True)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -174,7 +187,8 @@ def test_exif_orientation_is_applied(tmp_path: Path) -> None:
     exif[0x0112] = 6
     film, info = read(tmp_path, encoded(Image.fromarray(GREY8), "PNG", exif=exif))
     np.testing.assert_array_equal(film, np.rot90(GREY8, -1) / np.float32(255))
-    assert (info.width, info.height) == (30, 20)  # as stored
+    assert (info.width, info.height) == (20, 30), "those of the film that was returned"
+    assert film_shape(tmp_path / "film.png") == film.shape
     film, _ = read(tmp_path, tiff(GREY8, 8, turn=6))
     np.testing.assert_array_equal(film, np.rot90(GREY8, -1) / np.float32(255))
 

@@ -53,6 +53,16 @@ def test_packed_pixels_are_the_decoded_ones(tmp_path: Path, bits: int, top: int)
         assert len(films[0].unique()) > 256  # 16-bit depth survived
 
 
+def test_12_bits_in_a_16_bit_file_are_not_lost_in_8(tmp_path: Path) -> None:
+    (tmp_path / "films").mkdir()
+    ramp = np.linspace(0, 4095, 64 * 64).astype(np.uint16).reshape(64, 64)
+    Image.fromarray(ramp).save(tmp_path / "films" / "film.png")
+    manifest = make_manifest(pd.DataFrame({"image": ["film.png"]}), tmp_path / "films")
+    pack(manifest, tmp_path / "pack", PackSettings(size=64), workers=1)
+    film = PackedFilms(tmp_path / "pack")[0]
+    assert len(film.unique()) > 200 and film.max() == 1.0
+
+
 def test_batches_follow_the_rows_asked_for(tmp_path: Path) -> None:
     pack(draw(tmp_path / "films", 6), tmp_path / "pack", SMALL, workers=1)
     films = open_films(tmp_path / "pack")

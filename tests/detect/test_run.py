@@ -202,6 +202,19 @@ def test_places_on_films_of_other_proportions() -> None:
     assert _on_film(0.25, 0.0, info, "crop") == (0.25, 0.25), "a quarter is cut off at the top"
 
 
+def test_places_on_a_film_that_is_turned_when_it_is_read(tmp_path: Path) -> None:
+    """Stored lying on its side; upright it is 100 x 200, with a bright spot at (0.125, 0.5)."""
+    upright = np.zeros((200, 100), np.uint8)
+    upright[98:102, 11:14] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "film.png", exif=exif)
+    film, info = read_film(tmp_path / "film.png")
+    square = fit_square(film, 64, "letterbox")
+    y, x = (at / 64 for at in np.argwhere(square > 0.3).mean(axis=0) + 0.5)
+    assert _on_film(x, y, info, "letterbox") == pytest.approx((0.125, 0.5), abs=0.02)
+
+
 def test_the_hash_names_all_that_decides(model: Path, tmp_path: Path) -> None:
     import shutil
 

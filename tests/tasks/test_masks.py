@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from afire.data.decode import film_shape
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.pack import DecodedFilms, PackedFilms
 from afire.data.rle import encode_rle
 from afire.data.sources.folders import build_lungmasks
 from afire.errors import UserError
-from afire.tasks.masks import film_shape, load_masks, mask_cells, pack, unpack
+from afire.tasks.masks import load_masks, mask_cells, pack, unpack
 from afire.tasks.settings import MaskConfig
 from tests.tasks.drawn import draw_spots
 

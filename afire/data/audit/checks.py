@@ -159,6 +159,28 @@ def check_content(measured: pd.DataFrame) -> Iterator[Finding]:
         yield Finding("warning", "coloured", sentence, single(np.flatnonzero(colour)), (), {"films": int(colour.sum())})
 
 
+def check_range(measured: pd.DataFrame) -> Iterator[Finding]:
+    """Files of 16 bits that hold fewer: each film is read by the depth that it uses, so all should use the same."""
+    unused = (measured["error"] == "") & (measured["unused_bits"] > 0)
+    if not unused.any():
+        return
+    rows = np.flatnonzero(unused)
+    deep = (measured["error"] == "") & ~measured["constant"] & (measured["bits"] + measured["unused_bits"] > 8)
+    deep &= measured["file_kind"] != "dicom"
+    depths = measured["bits"][deep].value_counts().sort_index()
+    notes = tuple(f"{measured['bits'].iloc[row]} bits used" for row in rows)
+    numbers = {f"{bits} bits": int(count) for bits, count in depths.items()}
+    listed = ", ".join(f"{bits} bits in {films_in_words(int(count))}" for bits, count in depths.items())
+    what = f"{films_in_words(len(rows))} {'does' if len(rows) == 1 else 'do'} not use all bits of the file ({listed})"
+    if len(depths) == 1:
+        yield Finding(
+            "notice", "unused-bits", f"{what}; white is taken to be that depth's.", single(rows), notes, numbers
+        )
+        return
+    sentence = f"{what}, so what is white differs from film to film; export all films alike."
+    yield Finding("warning", "unused-bits", sentence, single(rows), notes, numbers)
+
+
 def _have(which: pd.Series) -> str:
     return "has" if int(which.sum()) == 1 else "have"
 

@@ -112,7 +112,7 @@ def _meta_features(table: pd.DataFrame) -> Facts:
     return facts
 
 
-VERSION = 1
+VERSION = 2
 """Changes when a measurement changes, so that measurements of an older version are not taken from the cache."""
 THUMB_SIDE = 32
 _WORKING_SIDE = 128  # sharpness is read here, where originals of different size can be compared
@@ -141,6 +141,8 @@ class Measurement:
     width: int = 0
     height: int = 0
     bits: int = 0
+    unused_bits: int = 0
+    """Bits of the file beside them that no pixel uses."""
     file_kind: str = ""
     file_view: str = ""
     """View according to the file itself (DICOM), if it says so."""
@@ -184,6 +186,7 @@ def measure_film(path: Path, image: str) -> Measurement:
         width=info.width,
         height=info.height,
         bits=info.bits,
+        unused_bits=info.unused_bits,
         file_kind=info.kind,
         file_view=info.view,
         constant=info.constant,

@@ -79,6 +79,7 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
             *checks_labels.check_shortcuts(shortcuts, drawn_over(manifest)),
             *checks_films.check_polarity(judge_polarity(ranks, table["view"].to_list())),
             *checks_films.check_content(measured),
+            *checks_films.check_range(measured),
             *checks_labels.check_labels(table),
             *checks_labels.check_views(table, measured),
         ]

@@ -59,6 +59,16 @@ def test_a_few_negatives_warn_and_many_are_an_error() -> None:
     assert kinds(checks_films.check_polarity(Polarity(agreement, 0.7)))["polarity"].level == "error"
 
 
+def test_files_that_hold_fewer_bits_than_they_say() -> None:
+    deep, narrow = {"bits": 16, "file_kind": "png"}, {"bits": 12, "unused_bits": 4, "file_kind": "png"}
+    assert list(checks_films.check_range(measured(deep, {"bits": 8, "file_kind": "jpeg"}))) == []
+    (finding,) = checks_films.check_range(measured(narrow, narrow, {"bits": 8, "file_kind": "jpeg"}))
+    assert (finding.level, finding.kind, finding.films) == ("notice", "unused-bits", [0, 1])
+    assert "12 bits in 2 films" in finding.sentence
+    (finding,) = checks_films.check_range(measured(deep, narrow, {**deep, "constant": True}))
+    assert (finding.level, finding.films) == ("warning", [1]) and "white differs from film to film" in finding.sentence
+
+
 def test_patients_across_splits_are_an_error() -> None:
     films = table(patient=["a", "a", "b", "b"], split=["train", "test", "train", "train"])
     (finding,) = checks_copies.check_patients(Manifest(films, Path()))
