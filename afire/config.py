@@ -6,7 +6,8 @@ Presets are small YAML files beside this module that say only what differs from 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -278,7 +279,9 @@ def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -
     """The YAML file of a preset, one of ``presets``; those of a task carry its name as ``prefix``."""
     known = list(presets)
     if name not in known:
-        raise UserError(f"there is no preset {name!r}{_nearest(name, known)} Presets are {', '.join(known)}.")
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else "."
+        raise UserError(f"there is no preset {name!r}{hint} Presets are {', '.join(known)}.")
     return _PRESET_FOLDER / f"{prefix}{name}.yaml"
 
 
@@ -352,11 +355,47 @@ def _merge(base: dict[str, Any], extra: Mapping[str, Any]) -> None:
             base[key] = dict(value) if isinstance(value, Mapping) else value
 
 
+@dataclass(frozen=True)
+class Unknown:
+    """A name that settings do not have, and the nearest that they have; ``likeness`` of the two is at most 1."""
+
+    key: str
+    nearest: str | None = None
+    likeness: float = 0.0
+
+    def __str__(self) -> str:
+        return f"unknown setting {self.key}{f'; did you mean {self.nearest}?' if self.nearest else '.'}"
+
+
+def find_unknown(path: Sequence[str], kind: type[Section]) -> Unknown | None:
+    """The first name of a dotted key that settings of a kind do not have; None where they have all of it."""
+    section = kind
+    for depth, name in enumerate(path):
+        if name not in section.model_fields:
+            return _unknown(name, section, "".join(f"{above}." for above in path[:depth]))
+        annotation = section.model_fields[name].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+            return None  # a value, or a mapping that its reader checks
+        section = annotation
+    return None
+
+
+def _unknown(name: str, section: type[Section], path: str) -> Unknown:
+    names = _all_names(section)
+    below = [candidate for candidate in names if candidate.rpartition(".")[2] == name]
+    if below:
+        return Unknown(f"{path}{name}", f"{path}{below[0]}", 1.0)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if not close:
+        return Unknown(f"{path}{name}")
+    return Unknown(f"{path}{name}", f"{path}{close[0]}", difflib.SequenceMatcher(None, name, close[0]).ratio())
+
+
 def _check_names(values: Mapping[str, Any], section: type[Section], path: str) -> None:
     known = section.model_fields
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"unknown setting {path}{key}{_nearest(str(key), _all_names(section), path)}")
+            raise UserError(str(_unknown(str(key), section, path)))
         annotation = known[key].annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
             if not isinstance(value, Mapping):
@@ -372,13 +411,6 @@ def _all_names(section: type[Section]) -> list[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
             names.extend(f"{name}.{below}" for below in field.annotation.model_fields)
     return names
-
-
-def _nearest(name: str, known: Iterable[str], path: str = "") -> str:
-    names = list(known)
-    exact_below = [candidate for candidate in names if candidate.rpartition(".")[2] == name]
-    close = exact_below or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {path}{close[0]}?" if close else "."
 
 
 def _sentence(error: dict[str, Any]) -> str:

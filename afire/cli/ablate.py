@@ -112,6 +112,7 @@ def ablate(
     A trial is one row with one seed. Kill it and start it again with the same arguments: it goes on where it was.
     """
     from afire.cli.options import parse_labels, parse_seeds
+    from afire.cli.settings import ABLATE, sort_settings
     from afire.config import load_config
     from afire.data.splits import read_split
     from afire.files import folder_lock
@@ -120,10 +121,11 @@ def ablate(
     from afire.studies.steps import log_steps
 
     chosen = choose_rows(rows)
+    [own] = sort_settings(overrides, ABLATE)
     study = open_study(
         data,
         out,
-        load_config(preset, config_file, overrides or ()),
+        load_config(preset, config_file, own),
         root=root,
         split=read_split(split) if split is not None else None,
         labels=parse_labels(labels),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Verbose, Weights
+from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Set, Verbose, Weights
 from afire.detect import DETECTORS
 
 if TYPE_CHECKING:
@@ -42,12 +42,7 @@ def fit(
     ] = None,
     preset: Preset = None,
     config_file: ConfigFile = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", help="A setting of the detector (adapt.epochs=5, false_alarms=0.05) or of the networks. Repeat."
-        ),
-    ] = None,
+    overrides: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a fit that was stopped.")] = False,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -59,13 +54,15 @@ def fit(
 
     No film with a finding is used. The choice and the numbers behind it are written to OUT/choice.md.
     """
+    from afire.cli.settings import PRETRAIN, Owner, sort_settings
     from afire.cli.tasks import stops_on_signal
     from afire.data.pack import config_for, open_films
+    from afire.detect import DETECTORS
     from afire.detect.base import FitTask
-    from afire.detect.fit import detect_overrides, detect_settings, fit_detector, open_networks
+    from afire.detect.fit import detect_settings, fit_detector, open_networks
     from afire.report.detect_tables import show_choice, write_choice
 
-    own, networks_own = detect_overrides(overrides or (), method)
+    own, networks_own = sort_settings(overrides, Owner("detect", DETECTORS[method].Settings), PRETRAIN)
     asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
     settings = detect_settings(asked, method)
     networks = open_networks(weights, preset, config_file, networks_own)

@@ -51,7 +51,10 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more.", call
 Seed = Annotated[int, typer.Option("--seed", help="Every random choice follows from it.", min=0)]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option("--device", help="Where to compute.")]
 Root = Annotated[Path | None, typer.Option("--root", help="Folder that the manifest's paths start from.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change one setting: key.sub=value. Repeat for more.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one setting: key.sub=value. Repeat for more; `afire config` lists them."),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Preset = Annotated[
     Literal["paper", "original", "small", "tiny"] | None, typer.Option("--preset", help="Settings to start from.")
@@ -129,16 +132,24 @@ def parse_labels(text: str | None) -> list[str] | None:
     return [word.strip() for word in text.split(",") if word.strip()] or None
 
 
+def model_config(preset: str | None, file: Path | None, overrides: list[str] | None) -> Config:
+    """The settings of networks and pre-training, as the options give them."""
+    from afire.cli.settings import PRETRAIN, sort_settings
+    from afire.config import load_config
+
+    [own] = sort_settings(overrides, PRETRAIN)
+    return load_config(preset, file, own)
+
+
 def asked_config(
     preset: str | None, file: Path | None, overrides: list[str] | None, data: Path | None = None
 ) -> Config | None:
     """The settings the user gave, for films as ``data`` packs them; None without any, as a run brings its own."""
-    from afire.config import load_config
     from afire.data.pack import config_for
 
     if not (preset or file or overrides):
         return None
-    config = load_config(preset, file, overrides or ())
+    config = model_config(preset, file, overrides)
     return config_for(config, data) if data is not None else config
 
 

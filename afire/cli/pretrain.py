@@ -40,7 +40,9 @@ def config(
 
     Settings of a task: afire config --task finetune --recipe nih14 --out mine.yaml, then --recipe mine.yaml.
     """
-    from afire.config import load_config, to_yaml
+    from afire.cli.options import model_config
+    from afire.cli.settings import FINETUNE, SEGMENT, sort_settings
+    from afire.config import to_yaml
     from afire.errors import UserError
     from afire.files import write_text
     from afire.tasks.settings import load_task_config
@@ -48,11 +50,12 @@ def config(
     if task == "pretrain":
         if recipe is not None:
             raise UserError("--recipe is for --task finetune or segment; the model's settings start from --preset.")
-        text = _method_yaml(method, load_config(preset, config_file, _with_method(method, overrides)))
+        text = _method_yaml(method, model_config(preset, config_file, _with_method(method, overrides)))
     else:
         if preset is not None or method is not None:
             raise UserError("--preset and --method are for the model's settings; a task's start from --recipe.")
-        text = to_yaml(load_task_config(task, recipe, config_file, overrides or ()))
+        [own] = sort_settings(overrides, FINETUNE if task == "finetune" else SEGMENT)
+        text = to_yaml(load_task_config(task, recipe, config_file, own))
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -107,6 +110,7 @@ def pretrain(
     """
     import logging
 
+    from afire.cli.settings import PRETRAIN, sort_settings
     from afire.config import load_config
     from afire.data.pack import config_for, is_pack, open_films
     from afire.data.splits import read_split
@@ -116,7 +120,8 @@ def pretrain(
     from afire.weights import start_from
 
     logger = logging.getLogger("afire")
-    settings = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
+    asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
+    [settings] = sort_settings(asked, PRETRAIN)
     config = config_for(load_config(preset, config_file, settings), data)
     check_overrides(config.method, settings)
     first = _is_first_process()

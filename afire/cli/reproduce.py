@@ -68,7 +68,7 @@ def reproduce(
 
     scale = scale_for(on, quick).changed(
         preset=preset,
-        overrides=overrides or (),
+        settings=_sorted_settings(overrides),
         seeds=parse_seeds(seeds) if seeds is not None else None,
         fractions=[100 * share for share in parse_fractions(fractions)] if fractions is not None else None,
         folds=folds,
@@ -96,6 +96,17 @@ def reproduce(
         outcome = run_planned(steps, out, log_steps(len(steps)))
         _write(request, outcome, reasons, quiet)
     _end(outcome, out)
+
+
+def _sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
+    """Those of the pre-training, and by their names those of the commands that follow."""
+    from dataclasses import replace
+
+    from afire.cli.settings import ABLATE, DETECT, FINETUNE, PRETRAIN, SEGMENT, sort_settings
+
+    owners = [PRETRAIN, *(replace(owner, by_name=True) for owner in (FINETUNE, SEGMENT, DETECT, ABLATE))]
+    shares = sort_settings(overrides, *owners)
+    return {owner.command: share for owner, share in zip(owners, shares, strict=True)}
 
 
 def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:

@@ -153,14 +153,14 @@ def preview(
 
     Example: [cyan]afire lesions preview --data FILMS --out sheet.png --set lesions.haze=0.5[/cyan]
     """
-    from afire.config import load_config
+    from afire.cli.options import model_config
     from afire.data.pack import config_for, open_films
     from afire.errors import UserError
     from afire.lesions.synthesis import synthesize_keyed, token_labels
     from afire.report.sheets import check_name, lesion_sheet, save_sheet
 
     check_name(out)
-    settings = config_for(load_config(preset, config, set_ or ()), data)
+    settings = config_for(model_config(preset, config, set_), data)
     films = open_films(data, root, size or settings.image.size, settings.image.fit, settings.image.voi)
     if size is not None and films.size != size:
         raise UserError(f"the pack {data} holds films of {films.size} px; leave --size out, or pack again.")

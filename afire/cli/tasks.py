@@ -51,25 +51,12 @@ if TYPE_CHECKING:
 from afire.cli.options import Weights
 
 Recipe = str | None
-TaskSet = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", help="Change one setting of the task, or of the model (image.*, encoder.*): key.sub=value. Repeat."
-    ),
-]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Keep finished runs, go on with begun ones, start those that are missing.")
 ]
 RedoForce = Annotated[
     bool, typer.Option("--force", help="Start again where --out holds runs; with --resume: although settings changed.")
 ]
-_MODEL_SECTIONS = ("image", "encoder")
-
-
-def split_overrides(overrides: list[str] | None) -> tuple[list[str], list[str]]:
-    """Those of the model's settings (``image.*`` and ``encoder.*``), and those of the task's."""
-    model = [text for text in overrides or () if text.strip().split(".")[0] in _MODEL_SECTIONS]
-    return model, [text for text in overrides or () if text not in model]
 
 
 @overload
@@ -294,7 +281,7 @@ def finetune(
     split: SplitFile = None,
     labels: Labels = None,
     recipe: Annotated[Recipe, typer.Option("--recipe", help="nih14, chexpert5, quick, or a YAML file.")] = None,
-    overrides: TaskSet = None,
+    overrides: Set = None,
     seeds: Seeds = "0,1,2",
     fractions: Fractions = "100",
     folds: Folds = 0,
@@ -317,11 +304,12 @@ def finetune(
     import json
 
     from afire.cli.options import parse_labels
+    from afire.cli.settings import FINETUNE, NETWORK, sort_settings
     from afire.tasks.finetune import run_finetune
 
-    model_settings, task_overrides = split_overrides(overrides)
+    own, network_settings = sort_settings(overrides, FINETUNE, NETWORK)
     chosen = parse_labels(labels)
-    config = task_settings("finetune", recipe, [*task_overrides, *([f"labels={json.dumps(chosen)}"] if chosen else [])])
+    config = task_settings("finetune", recipe, [*own, *([f"labels={json.dumps(chosen)}"] if chosen else [])])
     experiment = experiment_of(
         weights=weights,
         data=data,
@@ -335,7 +323,7 @@ def finetune(
         network=network,
         preset=preset,
         config_file=config_file,
-        overrides=model_settings,
+        overrides=network_settings,
         resume=resume,
         force=force,
         device=device,
@@ -355,7 +343,7 @@ def segment(
         typer.Option("--mask-column", help="Manifest column with mask paths or RLE. Default: mask, else rle."),
     ] = None,
     recipe: Annotated[Recipe, typer.Option("--recipe", help="siim, lungs, or a YAML file.")] = None,
-    overrides: TaskSet = None,
+    overrides: Set = None,
     seeds: Seeds = "0,1,2",
     fractions: Fractions = "100",
     folds: Folds = 0,
@@ -380,11 +368,12 @@ def segment(
     """
     import json
 
+    from afire.cli.settings import NETWORK, SEGMENT, sort_settings
     from afire.tasks.segment import run_segment
 
-    model_settings, task_overrides = split_overrides(overrides)
+    own, network_settings = sort_settings(overrides, SEGMENT, NETWORK)
     column = [f"masks.column={json.dumps(mask_column)}"] if mask_column else []
-    config = task_settings("segment", recipe, [*task_overrides, *column])
+    config = task_settings("segment", recipe, [*own, *column])
     experiment = experiment_of(
         weights=weights,
         data=data,
@@ -398,7 +387,7 @@ def segment(
         network=network,
         preset=preset,
         config_file=config_file,
-        overrides=model_settings,
+        overrides=network_settings,
         resume=resume,
         force=force,
         device=device,

@@ -123,13 +123,6 @@ def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[
         )
 
 
-def detect_overrides(overrides: Sequence[str], method: str = "afire") -> tuple[list[str], list[str]]:
-    """Those of the detector's own settings, and those of the networks'."""
-    names = DETECTORS[method].Settings.model_fields
-    own = [text for text in overrides if text.partition("=")[0].strip().split(".")[0] in names]
-    return own, [text for text in overrides if text not in own]
-
-
 def detect_settings(overrides: Sequence[str], method: str = "afire") -> DetectorConfig:
     """The detector's settings: defaults, changed by ``overrides`` one by one, so that one of a group may change."""
     settings: DetectorConfig = DETECTORS[method].Settings()

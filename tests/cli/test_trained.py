@@ -8,19 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.cli.tasks import split_overrides, task_settings
+from afire.cli.tasks import task_settings
 from afire.config import to_yaml
 from afire.errors import UserError
 from afire.tasks.settings import load_task_config
-
-
-def test_set_reaches_the_model_and_the_task() -> None:
-    texts = ["image.size=64", "training.epochs=3", "encoder.width=32", "augment.flip=0", "imagesize=3"]
-    assert split_overrides(texts) == (
-        ["image.size=64", "encoder.width=32"],
-        ["training.epochs=3", "augment.flip=0", "imagesize=3"],
-    )
-    assert split_overrides(None) == ([], [])
 
 
 def test_a_recipe_is_a_preset_or_a_file(tmp_path: Path) -> None:
@@ -49,7 +40,7 @@ def test_settings_of_a_task_are_printed_as_yaml(tmp_path: Path) -> None:
         (["--fraction", "0"], "--fraction '0' is not a list of percentages"),
         (["--recipe", "siim"], "there is no preset 'siim'"),
         (["--set", "trainin.epochs=3"], "did you mean training"),
-        (["--set", "encoder.widht=3"], "did you mean encoder.width"),
+        (["--set", "encoder.widht=3"], "did you mean encoder.width, of `afire pretrain`?"),
     ],
 )
 def test_mistakes_are_sentences(words: list[str], sentence: str, tmp_path: Path) -> None:

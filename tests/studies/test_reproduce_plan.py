@@ -131,12 +131,13 @@ def test_what_a_set_lacks_is_said() -> None:
 
 
 def test_settings_go_to_the_steps_they_name(tmp_path: Path) -> None:
-    scale = PHANTOM.changed(overrides=["training.epochs=2", "finetune.training.epochs=1", "detect.adapt.epochs=0"])
+    settings = {"pretrain": ["training.epochs=2"], "finetune": ["training.epochs=1"], "detect": ["adapt.epochs=0"]}
+    scale = PHANTOM.changed(settings=settings)
     steps = {step.name: step.command for step in plan(replace(request("phantom", tmp_path), scale=scale))}
     assert "--set training.epochs=2" in steps["pretrain"] and "--set training.epochs=8" in steps["table1"]
     assert "--set training.epochs=1" in steps["finetune"] and "training.epochs=6" not in steps["finetune"]
     assert "--set adapt.epochs=0" in steps["detect-0"]
-    assert PAPER.changed(preset="small").preset == "small" and PHANTOM.changed(preset="small").settings == ()
+    assert PAPER.changed(preset="small").preset == "small" and PHANTOM.changed(preset="small").words("pretrain") == ()
     with pytest.raises(UserError, match="quick as it is"):
         scale_for("phantom", quick=True)
 

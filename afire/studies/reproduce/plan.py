@@ -80,7 +80,7 @@ class Request:
 
 def config_of(request: Request) -> Config:
     """The settings of the pre-training."""
-    return load_config(request.scale.preset, None, request.scale.settings)
+    return load_config(request.scale.preset, None, request.scale.settings.get("pretrain", ()))
 
 
 def pack_of(request: Request) -> Path:
@@ -202,7 +202,7 @@ def _pretraining(request: Request) -> list[PlannedStep]:
             steps, inputs, needs = [*steps, step], (), (step.name,)
     out = request.out / "pretrain"
     words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset", request.scale.preset)
-    words += (*_settings(request.scale.settings), "--seed", "0")
+    words += (*request.scale.words("pretrain"), "--seed", "0")
     machine = _device(request)
     return [
         *steps,
@@ -217,7 +217,7 @@ def _ablation(request: Request, table: str) -> list[PlannedStep]:
     study = out / "ablate"
     words: tuple[str, ...] = ("ablate", "--data", str(pack_of(request)), "--out", str(study), "--rows", table)
     words += ("--seeds", _commas(scale.seeds), "--preset", scale.preset)
-    words += _settings((*scale.settings, *scale.ablate))
+    words += scale.words("pretrain", "ablate")
     machine = (*_device(request), *(("--jobs", str(request.jobs)) if request.jobs else ()))
     kept = [(study / "table.json", out / TABLES / f"{table}.json")]
     kept += [(study / f"ablation.{kind}", out / FIGURES / f"{table}.{kind}") for kind in ("png", "pdf")]
@@ -247,7 +247,7 @@ def _learn(request: Request, task: str, folds: bool) -> PlannedStep:
     if task == "finetune" and scale.quick_recipe:
         recipe = _quick(recipe)
     words: tuple[str, ...] = (task, "--weights", str(run_of(request)), "--data", str(pack_of(request)))
-    words += ("--out", str(request.out / name), *recipe, *_settings(getattr(scale, task)))
+    words += ("--out", str(request.out / name), *recipe, *scale.words(task))
     # Folds are five tests of all films already; the ratios are what is repeated over seeds.
     repeats = ("--folds", str(scale.folds), "--seeds", str(scale.seeds[0]))
     words += repeats if folds else ("--fraction", _commas(scale.fractions), "--seeds", _commas(scale.seeds))
@@ -262,7 +262,7 @@ def _detection(request: Request) -> list[PlannedStep]:
     models = [out / "detect" / f"seed-{seed}" for seed in scale.seeds]
     for seed, model in zip(scale.seeds, models, strict=True):
         words: tuple[str, ...] = ("detect", "fit", "--weights", str(run_of(request)), "--data", str(pack_of(request)))
-        words += ("--out", str(model), "--seed", str(seed), *request.dataset.detect, *_settings(scale.detect))
+        words += ("--out", str(model), "--seed", str(seed), *request.dataset.detect, *scale.words("detect"))
         done = model / "detector.json"
         inputs, machine = _outside(request), _device(request)
         needs = _base(request)
@@ -288,7 +288,7 @@ def _maps(request: Request) -> list[PlannedStep]:
 
 
 def _beside_random(request: Request) -> tuple[str, ...]:
-    shape = ("--preset", request.scale.preset, *_settings(request.scale.settings)) if request.weights is None else ()
+    shape = ("--preset", request.scale.preset, *request.scale.words("pretrain")) if request.weights is None else ()
     return ("--weights", f"AFiRe={run_of(request)}", *(("--weights", "random", *shape) if shape else ()))
 
 
@@ -342,12 +342,6 @@ def _quick(recipe: tuple[str, ...]) -> tuple[str, ...]:
 
 def _names(steps: Sequence[PlannedStep], wanted: str) -> tuple[str, ...]:
     return tuple(step.name for step in steps if step.name == wanted)
-
-
-def _settings(settings: Iterable[str]) -> tuple[str, ...]:
-    """``--set`` words; of two values of one setting only the later one counts."""
-    last = {text.partition("=")[0].strip(): text for text in settings}
-    return tuple(word for text in last.values() for word in ("--set", text))
 
 
 def _device(request: Request) -> tuple[str, ...]:

@@ -5,30 +5,27 @@ The sets that the paper's tables and figures can be run on: what each has, and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Literal
 
 from afire.errors import UserError
 
-# Settings may be meant for one kind of command: --set finetune.training.epochs=3.
-TASKS = ("finetune", "segment", "detect", "ablate")
-
 
 @dataclass(frozen=True)
 class Scale:
-    """Presets, settings, seeds, labelling ratios and folds of all steps. ``settings`` are those of the pre-training."""
+    """Preset, seeds, labelling ratios and folds of all steps, and ``settings`` (key.sub=value) of each command.
+
+    Those of ``pretrain`` hold for ablations as well.
+    """
 
     name: str
     preset: str
     seeds: tuple[int, ...]
     fractions: tuple[float, ...]
     folds: int
-    settings: tuple[str, ...] = ()
-    finetune: tuple[str, ...] = ()
-    segment: tuple[str, ...] = ()
-    detect: tuple[str, ...] = ()
-    ablate: tuple[str, ...] = ()
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     quick_recipe: bool = False  # the recipe `quick` instead of the paper's for its set
     films: int = 0  # of the phantom
     drawn_size: int = 0
@@ -36,30 +33,30 @@ class Scale:
     def changed(
         self,
         preset: str | None = None,
-        overrides: Sequence[str] = (),
+        settings: Mapping[str, Sequence[str]] = MappingProxyType({}),
         seeds: Sequence[int] | None = None,
         fractions: Sequence[float] | None = None,
         folds: int | None = None,
         films: int | None = None,
     ) -> Scale:
-        """The same with what a user asked for; ``overrides`` are pre-training's unless they start with a task."""
-        scale = replace(
+        """The same with what a user asked for; ``settings`` by the command that they are for."""
+        # Settings of ours were made for our preset; with another one they would mean something else.
+        ours = {**self.settings, **({} if preset in (None, self.preset) else {"pretrain": ()})}
+        return replace(
             self,
-            # Settings of ours were made for our preset; with another one they would mean something else.
             preset=preset or self.preset,
-            settings=self.settings if preset in (None, self.preset) else (),
             seeds=tuple(seeds) if seeds is not None else self.seeds,
             fractions=tuple(fractions) if fractions is not None else self.fractions,
             folds=self.folds if folds is None else folds,
             films=self.films if films is None else films,
+            settings={name: (*ours.get(name, ()), *settings.get(name, ())) for name in {**ours, **settings}},
         )
-        for text in overrides:
-            task, dot, rest = text.strip().partition(".")
-            if task in TASKS and dot:
-                scale = replace(scale, **{task: (*getattr(scale, task), rest)})  # type: ignore[arg-type]
-            else:
-                scale = replace(scale, settings=(*scale.settings, text.strip()))
-        return scale
+
+    def words(self, *commands: str) -> tuple[str, ...]:
+        """``--set`` words of these commands together; of two values of one setting only the later one counts."""
+        texts = [text for command in commands for text in self.settings.get(command, ())]
+        last = {text.partition("=")[0].strip(): text for text in texts}
+        return tuple(word for text in last.values() for word in ("--set", text))
 
 
 PAPER = Scale("paper", "paper", (0, 1, 2), (1, 10, 100), 5)
@@ -69,11 +66,13 @@ QUICK = Scale(
     (0, 1),
     (1, 10, 100),
     0,
-    settings=("training.epochs=10",),
-    ablate=("training.epochs=5",),
-    finetune=("training.epochs=3",),
-    segment=("training.epochs=10",),
-    detect=("adapt.epochs=5",),
+    settings={
+        "pretrain": ("training.epochs=10",),
+        "ablate": ("training.epochs=5",),
+        "finetune": ("training.epochs=3",),
+        "segment": ("training.epochs=10",),
+        "detect": ("adapt.epochs=5",),
+    },
     quick_recipe=True,
 )
 PHANTOM = Scale(
@@ -82,11 +81,13 @@ PHANTOM = Scale(
     (0, 1),
     (10, 100),
     2,
-    settings=("image.size=128", "training.epochs=20", "run.picture_epochs=20"),
-    ablate=("training.epochs=8",),
-    finetune=("training.epochs=6",),
-    segment=("training.epochs=6", "training.learning_rate=1e-3", "training.batch_size=32"),
-    detect=("adapt.epochs=4",),
+    settings={
+        "pretrain": ("image.size=128", "training.epochs=20", "run.picture_epochs=20"),
+        "ablate": ("training.epochs=8",),
+        "finetune": ("training.epochs=6",),
+        "segment": ("training.epochs=6", "training.learning_rate=1e-3", "training.batch_size=32"),
+        "detect": ("adapt.epochs=4",),
+    },
     films=800,
     drawn_size=160,
 )

@@ -1,0 +1,82 @@
+"""The one dialect of ``--set``, for every command: ``key.sub=value``, or ``command.key.sub=value`` to say whose it is.
+
+A key goes to the first of a command's owners that has it: the command's own settings before those of the networks. One
+that none of them has is met with the nearest, and with the command that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from afire.config import Config, Section, Unknown, find_unknown, parse_override
+from afire.errors import UserError
+from afire.tasks.settings import DetectConfig, FinetuneConfig, SegmentConfig
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Settings of a command, or ``groups`` of them. ``by_name``: a key must begin with the command's name."""
+
+    command: str
+    kind: type[Section]
+    groups: tuple[str, ...] = ()
+    by_name: bool = False
+
+    def unknown(self, path: Sequence[str]) -> Unknown | None:
+        """What of a key is not among these settings; None where all of it is."""
+        if self.groups and path[0] in self.kind.model_fields and path[0] not in self.groups:
+            return Unknown(path[0])
+        return find_unknown(path, self.kind)
+
+
+PRETRAIN = Owner("pretrain", Config)
+NETWORK = Owner("pretrain", Config, groups=("image", "encoder"))  # what a task may say of weights that bring none
+FINETUNE, SEGMENT = Owner("finetune", FinetuneConfig), Owner("segment", SegmentConfig)
+DETECT = Owner("detect", DetectConfig)
+ABLATE = Owner("ablate", Config)  # those of its pre-trainings
+_ALL = (PRETRAIN, FINETUNE, SEGMENT, DETECT)
+
+
+def sort_settings(overrides: Sequence[str] | None, *owners: Owner) -> list[list[str]]:
+    """The ``--set`` words of each owner, without the command's name, in the order they were given."""
+    shares: list[list[str]] = [[] for _ in owners]
+    for override in overrides or ():
+        parse_override(override)  # a malformed one is refused before its key is looked at
+        place, text = _place(override.strip(), owners)
+        shares[place].append(text)
+    return shares
+
+
+def _place(text: str, owners: Sequence[Owner]) -> tuple[int, str]:
+    key = text.partition("=")[0].strip()
+    command, dot, rest = key.partition(".")
+    if dot and command in {owner.command for owner in (*_ALL, ABLATE)}:
+        text, key = text.partition(".")[2], rest
+        candidates = [place for place, owner in enumerate(owners) if owner.command == command]
+        if not candidates:
+            takes = ", ".join(dict.fromkeys(owner.command for owner in owners))
+            raise UserError(f"--set {command}.{text}: nothing here is a setting of {command}; this takes {takes}.")
+    else:
+        candidates = [place for place, owner in enumerate(owners) if not owner.by_name]
+    path = key.split(".")
+    for place in candidates:
+        if owners[place].unknown(path) is None:
+            return place, text
+    raise UserError(_message(path, [owners[place] for place in candidates], owners))
+
+
+def _message(path: Sequence[str], candidates: Sequence[Owner], owners: Sequence[Owner]) -> str:
+    """What is unknown, and the nearest that is not, with its command where that is another one."""
+    key = ".".join(path)
+    elsewhere = [owner.command for owner in _ALL if owner not in candidates and owner.unknown(path) is None]
+    if elsewhere:
+        commands = " and ".join(f"`afire {command}`" for command in elsewhere)
+        named = {owner.command for owner in owners if owner.by_name}
+        write = " or ".join(f"{command}.{key}" for command in elsewhere if command in named)
+        return f"unknown setting {key}: it is one of {commands}{f'; write {write}' if write else ''}."
+    mismatches = [(owner, unknown) for owner in candidates if (unknown := owner.unknown(path)) is not None]
+    owner, unknown = max(mismatches, key=lambda pair: pair[1].likeness)
+    if unknown.nearest is not None and owner.command != candidates[0].command:
+        return f"unknown setting {unknown.key}; did you mean {unknown.nearest}, of `afire {owner.command}`?"
+    return str(unknown)
