@@ -14,8 +14,8 @@ import torch
 
 from afire.config import Config
 from afire.files import write_json
-from afire.lesions.synthesis import synthesize_keyed
-from afire.methods.afire import AFiRe
+from afire.methods import make_method
+from afire.methods.base import Keys
 from afire.processes import usable_cores
 from afire.progress import format_seconds
 from afire.studies.ablate_detect import DETECTION
@@ -133,15 +133,14 @@ def _seconds_per_film(config: Config, workers: Workers) -> float:
     torch.set_num_threads(workers.threads)
     try:
         device = pick_device(workers.device)
-        model = AFiRe(config).to(device)
+        model = make_method(config).to(device)
         count, size = config.training.batch_size, config.image.size
         images = torch.rand(count, 1, size, size, generator=torch.Generator().manual_seed(0)).to(device)
-        rows = torch.arange(count)
+        keys = Keys(config.seed, 0, 0, torch.arange(count))
         seconds = 0.0
         for _ in range(2):
             started = time.perf_counter()
-            lesioned, mask = synthesize_keyed(images, seed=0, epoch=0, indices=rows, config=config.lesions)
-            model(images, lesioned, mask).total.backward()
+            torch.autograd.backward(model.losses(model(model.views(images, keys))).total)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - started
