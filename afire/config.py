@@ -268,10 +268,11 @@ def load_settings(kind: type[SectionType], files: Iterable[Path], overrides: Ite
     return validate(values, kind)
 
 
-def changed(config: SectionType, values: Mapping[str, Any]) -> SectionType:
-    """The same settings but for ``values``, which are nested as in a YAML file."""
+def changed(config: SectionType, *values: Mapping[str, Any]) -> SectionType:
+    """The same settings but for ``values``, which are nested as in a YAML file; later ones count."""
     merged = config.model_dump()
-    _merge(merged, values)
+    for each in values:
+        _merge(merged, each)
     return validate(merged, type(config))
 
 

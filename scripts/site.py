@@ -18,7 +18,8 @@ from mkdocs.structure.pages import Page
 from pygments.formatters import HtmlFormatter
 
 from afire.config import Config, Section
-from afire.tasks.settings import DetectConfig, FinetuneConfig, SegmentConfig
+from afire.detect import DETECTORS
+from afire.tasks.settings import FinetuneConfig, SegmentConfig
 
 NOTEBOOK, NOTEBOOK_PAGE, SETTINGS_PAGE = "tutorial.ipynb", "tutorial.md", "reference/settings.md"
 BENCHMARKS = ("search.md", "faults.md")  # pages that lie beside the code that writes them
@@ -48,14 +49,14 @@ def settings_page() -> str:
     """Every setting with its default and meaning, from the one place that holds them."""
     parts = [
         "# Reference: settings",
-        "Defaults before any preset or recipe, from `afire.config` and `afire.tasks.settings`; "
+        "Defaults before any preset or recipe, from `afire.config`, `afire.tasks.settings` and the detectors; "
         "[settings](../settings.md) says how to change them.",
     ]
     kinds: dict[str, type[Section]] = {
         "Pre-training": Config,
         "Fine-tuning": FinetuneConfig,
         "Segmentation": SegmentConfig,
-        "Detection": DetectConfig,
+        **{f"Detection, --method {name}": detector.Settings for name, detector in DETECTORS.items()},
     }
     for title, section in kinds.items():
         rows = "\n".join(_settings(section()))

@@ -37,6 +37,7 @@ class _Detectors(Mapping[str, Any]):
 DETECTORS = _Detectors(
     {
         "afire": "afire.detect.detector:MapDetector",
+        "patchcore": "afire.detect.patchcore:PatchCore",
     }
 )
 """What `afire detect fit --method` takes: name -> class, a subclass of :class:`afire.detect.base.AnomalyDetector`."""

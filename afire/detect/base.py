@@ -156,7 +156,7 @@ class Found:
 class Look:
     """The same as tensors, before the scores are joined: what a kind of detector has to give."""
 
-    scores: dict[str, Tensor]  # (B,) each, in double precision
+    scores: dict[str, Tensor]  # (B,) each
     heat: Tensor  # (B, L)
     restored: Tensor | None = None  # (B, C, S, S)
 
@@ -225,7 +225,7 @@ class AnomalyDetector(nn.Module, ABC):
     def score(self, images: Tensor, *, all_scores: bool = False, restore: bool = True) -> Found:
         """Films (B, 1, S, S) in [0, 1] at the detector's size -> scores, heatmaps and restored films."""
         look = self.look(self.prepared(images), None if all_scores else self.choice.names, restore)
-        scores = {name: values.cpu().numpy() for name, values in look.scores.items()}
+        scores = {name: values.cpu().double().numpy() for name, values in look.scores.items()}
         return Found(
             score=self.choice(scores),
             scores=scores,
@@ -237,7 +237,7 @@ class AnomalyDetector(nn.Module, ABC):
         """The graph of a detector: score (B,), p-value (B,) and heatmap (B, rows, columns) of films (B, 1, S, S)."""
         look = self.look(images, self.choice.names, restore=False)
         components = self.choice.components
-        score = torch.stack([(look.scores[c.name] - c.centre) / c.spread for c in components]).mean(dim=0)
+        score = torch.stack([(look.scores[c.name].double() - c.centre) / c.spread for c in components]).mean(dim=0)
         return score.float(), self.calibration(score).float(), look.heat.view(-1, *self.grid).float()
 
     def cost(self) -> int:

@@ -124,11 +124,9 @@ def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[
 
 
 def detect_settings(overrides: Sequence[str], method: str = "afire") -> DetectorConfig:
-    """The detector's settings: defaults, changed by ``overrides`` one by one, so that one of a group may change."""
-    settings: DetectorConfig = DETECTORS[method].Settings()
-    for override in overrides:
-        settings = changed(settings, parse_override(override))
-    return settings
+    """The detector's settings: defaults, changed by ``overrides``, each of which may change one of a group."""
+    defaults: DetectorConfig = DETECTORS[method].Settings()
+    return changed(defaults, *map(parse_override, overrides))
 
 
 _LESION_SEED = 60_000  # far from any run's own lesions

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import afire
 from afire.cli import app
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
+from afire.detect.base import load_detector
 from afire.errors import UserError
 from tests import commands
 from tests.tasks.conftest import SMALLEST, draw_films
@@ -46,11 +48,40 @@ def test_fit_then_eval(films: Path, tmp_path: Path) -> None:
     }
 
 
+def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) -> None:
+    """A detector that has nothing of AFiRe's goes the same way."""
+    runner, model, run = CliRunner(), tmp_path / "model", tmp_path / "run"
+    words = ["pretrain", "--data", str(films), "--preset", "tiny", *SETTINGS, "--out", str(run), "--device", "cpu"]
+    own = ["--set", "held_out=0.4", "--set", "false_alarms=0.2", "--set", "patchcore.share=0.2"]
+    fit = ["detect", "fit", "--method", "patchcore", "--weights", str(run), *own, "--device", "cpu"]
+    commands = [
+        words,
+        [*fit, "--data", str(films), "--out", str(model)],
+        ["detect", "eval", "--model", str(model), "--data", str(films), "--out", str(tmp_path / "result")],
+        ["detect", "run", str(films.parent / "films"), "--model", str(model), "--out", str(tmp_path / "report")],
+        ["export", str(run), "--detector", str(model), "--out", str(tmp_path / "bundle")],
+    ]
+    outputs = []
+    for command in commands:
+        done = runner.invoke(app, command)
+        assert done.exit_code == 0, done.output
+        outputs.append(done.stdout)
+    assert "> patchcore" in outputs[1] and "GFLOP to score a film (patchcore)" in outputs[1]
+    assert "| detector | patchcore" in (tmp_path / "result" / "detect.md").read_text()
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "patchcore" in page and "what the decoder draws" not in page, "nothing is restored"
+    opened = afire.load(tmp_path / "bundle", device="cpu")
+    scores = opened.detect(opened.read(films.parent / "films" / "film000.png"))
+    alone = load_detector(model).score(opened.read(films.parent / "films" / "film000.png"))
+    assert scores.score == pytest.approx(alone.score) and scores.restored is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["eval", "--model", "gone", "--data", "PACK", "--out", "OUT"], "gone holds no detector"),
         (["fit", "--weights", "random", "--data", "PACK", "--out", "OUT"], "add --preset"),
+        (["fit", "--method", "squid", "--weights", "random", "--data", "PACK", "--out", "OUT"], "there is no detector"),
         (["fit", "--weights", "random", "--preset", "tiny", "--data", "PACK", "--out", "OUT"], "the films are 32 px"),
     ],
 )

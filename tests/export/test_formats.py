@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config
+from afire.config import Config, load_config
 from afire.data.film import fit_square
-from afire.detect.base import AnomalyDetector, load_detector
+from afire.detect.base import AnomalyDetector, Subsets, load_detector
+from afire.detect.fit import calibrate
+from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.errors import UserError
 from afire.export import onnx
 from afire.export.formats import FORMATS
@@ -177,6 +179,48 @@ def test_the_detectors_graph_reads_every_map(detector_folder: Path) -> None:
     np.testing.assert_allclose(score.numpy(), expected.score, rtol=1e-5)
     np.testing.assert_allclose(p_value.numpy(), detector.calibration.p_values(expected.score), rtol=1e-6)
     np.testing.assert_allclose(heat.numpy(), expected.heat, rtol=1e-5)
+
+
+@pytest.fixture
+def patchcore() -> PatchCore:
+    """A memory of noise: what is compared is arithmetic."""
+    config = load_config("tiny", overrides=["image.size=32", "encoder.patch_size=8"])
+    settings = PatchCoreConfig(patchcore=MemoryConfig(share=0.5, neighbours=4))
+    detector = PatchCore(open_weights("random", config).trunk, config, settings)
+    normals = Subsets(np.arange(12), np.arange(12, 16), np.arange(16, 24), "drawn")
+    calibrate(detector, Drawn(films_of(24)), normals)  # type: ignore[arg-type]
+    return detector
+
+
+class Drawn:
+    """Images in memory, as a fit reads them."""
+
+    def __init__(self, images: torch.Tensor) -> None:
+        self.images = images
+
+    def batch(self, rows: np.ndarray) -> torch.Tensor:
+        return self.images[rows]
+
+
+def test_the_graph_of_a_detector_without_maps(patchcore: PatchCore) -> None:
+    films = films_of(3)
+    with torch.no_grad():
+        score, p_value, heat = onnx.DetectorGraph(patchcore).eval()(films)
+    expected = patchcore.score(films)
+    np.testing.assert_allclose(score.numpy(), expected.score, rtol=1e-5)
+    np.testing.assert_allclose(p_value.numpy(), patchcore.calibration.p_values(expected.score), rtol=1e-6)
+    np.testing.assert_allclose(heat.numpy(), expected.heat, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_onnxruntime_detects_with_a_memory(patchcore: PatchCore, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx.write_detector_graph(tmp_path, patchcore)
+    films = films_of(4)
+    expected, given = patchcore.score(films), onnx.run_detector_graph(tmp_path, films)
+    size = max(1.0, float(np.abs(expected.heat).max()))
+    assert_close("onnxruntime, score", given["score"], torch.from_numpy(expected.score).float(), 1e-4 * size)
+    assert_close("onnxruntime, heatmap", given["heatmap"], torch.from_numpy(expected.heat), 1e-4 * size)
 
 
 @pytest.mark.slow
