@@ -16,8 +16,7 @@ from afire.config import Config, load_config, to_yaml
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.methods.afire import AFiRe
-from afire.nn.layers import Normalise
-from afire.nn.vit import VisionTransformer, initialise
+from afire.nn.vit import Normalise, VisionTransformer, initialise
 from afire.tasks.experiment import MODEL
 from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import Classifier

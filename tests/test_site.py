@@ -96,7 +96,17 @@ def referred(page: Path) -> list[str]:
 def test_what_packages_offer_is_in_the_reference() -> None:
     listed = {name.rpartition(".")[2] for page in REFERENCE for name in referred(page)}
     # constants, and settings, which have a page of their own
-    aside = {"BUILDERS", "DISEASES", "MASK_BITS", "FORMATS", "RANDOM", "__version__", "UserError", "LesionConfig"}
+    aside = {
+        "BUILDERS",
+        "METHODS",
+        "DISEASES",
+        "MASK_BITS",
+        "FORMATS",
+        "RANDOM",
+        "__version__",
+        "UserError",
+        "LesionConfig",
+    }
     for file in sorted((ROOT / "afire").rglob("__init__.py")):
         module = ".".join(file.parent.relative_to(ROOT).parts)
         offered = re.search(r"^__all__ = (\[.*?\])", file.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

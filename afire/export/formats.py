@@ -26,7 +26,7 @@ from afire.errors import UserError
 from afire.export import onnx
 from afire.export.onnx import EncoderGraph, Preprocess
 from afire.files import write_json
-from afire.nn.layers import Normalise
+from afire.nn.vit import Normalise
 from afire.weights import Weights
 from afire.weights.files import read_tensors, to_huggingface, write_tensors
 

@@ -32,8 +32,16 @@ from afire.methods.equations import (
 )
 from afire.methods.health import Health, measure
 from afire.nn import distributed
-from afire.nn.layers import ClusterLayer, Decoder, ProjectionHead, check_films
-from afire.nn.vit import VisionTransformer, grid_of, initialise, patchify
+from afire.nn.vit import (
+    ClusterLayer,
+    Decoder,
+    ProjectionHead,
+    VisionTransformer,
+    check_films,
+    grid_of,
+    initialise,
+    patchify,
+)
 
 Network = Literal["teacher", "student"]
 _HEALTH_FILMS = 64

@@ -35,8 +35,7 @@ from afire.config import Config, Section, validate
 from afire.errors import UserError
 from afire.lesions.places import Draw, keyed, unit
 from afire.methods.health import Health
-from afire.nn.layers import Normalise, check_films
-from afire.nn.vit import VisionTransformer, grid_of, patchify, unpatchify
+from afire.nn.vit import Normalise, VisionTransformer, check_films, grid_of, patchify, unpatchify
 
 Views = Mapping[str, Tensor]
 Outputs = Mapping[str, Tensor]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from afire.nn import distributed
-from afire.nn.distributed import at_least_float32, full_precision
+from afire.nn.vit import at_least_float32, full_precision
 
 Similarity = Literal["corrected", "literal", "cosine"]
 

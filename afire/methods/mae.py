@@ -21,9 +21,16 @@ from afire.lesions.places import keyed
 from afire.methods.base import ALL, NUMBERS_PER_KEY, Keys, Losses, Method, Outputs, Panel, Views, depth_draws
 from afire.methods.health import Health, effective_rank
 from afire.nn import distributed
-from afire.nn.distributed import at_least_float32, full_precision
-from afire.nn.layers import Decoder, check_films
-from afire.nn.vit import VisionTransformer, grid_of, initialise, patchify
+from afire.nn.vit import (
+    Decoder,
+    VisionTransformer,
+    at_least_float32,
+    check_films,
+    full_precision,
+    grid_of,
+    initialise,
+    patchify,
+)
 
 _MASKS = 0x3AE  # keeps the draws of masks apart from other draws of the same key
 _SMALLEST_VARIANCE = 1e-6

@@ -3,13 +3,10 @@
 DDP averages gradients over the W processes. A loss that is a mean over the *global* batch is therefore written on
 each process as W / N_global * (sum over the local part): the average of the gradients is then the gradient of the
 global mean, whatever share of the N_global terms each process holds.
-
-Losses and assignments are computed in float32 even when the networks run in bfloat16 or float16.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -81,16 +78,3 @@ class _Gather(torch.autograd.Function):
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
         dist.reduce_scatter_tensor(own, gradient)
         return own
-
-
-def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
-    """``with full_precision(x):`` switches autocast off on the device of ``x``."""
-    device = tensor.device.type
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision becomes float32; float32 and float64 stay as they are."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

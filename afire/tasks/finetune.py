@@ -27,8 +27,7 @@ from afire.config import EncoderConfig, ImageConfig, validate
 from afire.data.manifest import LABEL_PREFIX, Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
-from afire.nn.layers import Normalise
-from afire.nn.vit import VisionTransformer
+from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, classification_result, evaluate
 from afire.tasks.experiment import MODEL, Experiment, claim_folders, complete_run, fresh_encoder, open_bench

@@ -31,8 +31,7 @@ from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.rle import encode_rle
 from afire.errors import UserError
-from afire.nn.layers import Normalise
-from afire.nn.vit import VisionTransformer, grid_of, initialise
+from afire.nn.vit import Normalise, VisionTransformer, grid_of, initialise
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Evaluation, bootstrap_means, classification_result
 from afire.tasks.experiment import Experiment, Finished, claim_folders, complete_run, fresh_encoder, open_bench

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from afire.config import DecoderConfig
-from afire.nn.layers import Decoder
-from afire.nn.vit import initialise
+from afire.nn.vit import Decoder, initialise
 
 
 def make(mask_token: bool = True, checkpointing: bool = False) -> Decoder:

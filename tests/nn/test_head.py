@@ -7,8 +7,7 @@ import torch
 
 from afire.config import HeadConfig
 from afire.errors import UserError
-from afire.nn.layers import ProjectionHead
-from afire.nn.vit import initialise
+from afire.nn.vit import ProjectionHead, initialise
 
 
 def make(form: str, positions: int = 6, clusters: bool = True) -> ProjectionHead:

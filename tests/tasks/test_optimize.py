@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from afire.nn.layers import Normalise
-from afire.nn.vit import VisionTransformer
+from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks.finetune import Classifier
 from afire.tasks.settings import SupervisedConfig
 from afire.tasks.supervised import layer_of, learning_rate, make_layered_optimizer

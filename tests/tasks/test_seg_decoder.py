@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from afire.errors import UserError
-from afire.nn.layers import Normalise
-from afire.nn.vit import VisionTransformer, initialise
+from afire.nn.vit import Normalise, VisionTransformer, initialise
 from afire.tasks.segment import Segmenter, depths
 from afire.tasks.settings import SegDecoderConfig
 from tests.tasks.drawn import smallest_model
