@@ -21,8 +21,7 @@ from afire.tasks.experiment import MODEL
 from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import Classifier
 from afire.tasks.results import Estimate, Result, RunResult, write_result
-from afire.training.checkpoint import save_checkpoint
-from afire.training.run_folder import CONFIG
+from afire.training.run_folder import CONFIG, save_checkpoint
 
 SIZE, PATCH = 32, 8
 SETTINGS = [

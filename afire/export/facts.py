@@ -13,8 +13,7 @@ from typing import Any
 from afire.errors import UserError
 from afire.files import read_json
 from afire.tasks.results import Result, find_results, read_result
-from afire.training.checkpoint import STATE
-from afire.training.run_folder import DATA, ENVIRONMENT, SUMMARY
+from afire.training.run_folder import DATA, ENVIRONMENT, STATE, SUMMARY
 from afire.weights import BundleWeights, RunWeights, Weights, tensor_hash
 
 _SUMMARY = ("status", "step", "steps", "epoch", "losses", "health", "parameters", "processes", "bad_films")

@@ -17,8 +17,7 @@ from afire.config import load_config
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.training.checkpoint import newest_checkpoint
-from afire.training.run_folder import CONFIG
+from afire.training.run_folder import CONFIG, newest_checkpoint
 
 DETECTORS = {
     "gaussian": "distance of teacher tokens to a Gaussian of each position",

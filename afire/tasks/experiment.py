@@ -37,7 +37,6 @@ from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.results import RESULT, Run
 from afire.tasks.settings import FinetuneConfig, SegmentConfig
 from afire.tasks.supervised import Job, Learnt, Objective, learn
-from afire.training.checkpoint import FOLDER as CHECKPOINTS
 from afire.training.engine import make_accelerator, on_first_process
 from afire.training.run_folder import SUMMARY, RunFolder
 from afire.weights import Weights, WeightsBySeed

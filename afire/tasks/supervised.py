@@ -34,7 +34,7 @@ from afire.nn import distributed
 from afire.nn.vit import VisionTransformer
 from afire.tasks.features import predict
 from afire.tasks.settings import AugmentConfig, FinetuneConfig, SegmentConfig, SupervisedConfig
-from afire.training import checkpoint as checkpoints
+from afire.training import run_folder as checkpoints
 from afire.training.batches import Batch, Plan
 from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
@@ -303,7 +303,7 @@ def _best_file(out: Path, step: int) -> Path:
 def _forget_unused_best(out: Path) -> None:
     """Remove best weights that no checkpoint names: a resume from any of those must find its own."""
     named = set()
-    for path in (out / checkpoints.FOLDER).glob("step-*/state.json"):
+    for path in (out / checkpoints.CHECKPOINTS).glob("step-*/state.json"):
         try:
             best = json.loads(path.read_text(encoding="utf-8"))["best"]
         except (OSError, ValueError, KeyError):

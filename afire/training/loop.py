@@ -25,7 +25,7 @@ from afire.config import Section
 from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.files import write_json
-from afire.training import checkpoint as checkpoints
+from afire.training import run_folder as checkpoints
 from afire.training.batches import Batch, Plan, Prefetcher
 from afire.training.engine import StopSignals, agree, explain, on_first_process
 from afire.training.journal import Journal

@@ -23,9 +23,8 @@ from afire.errors import UserError
 from afire.files import read_json
 from afire.methods import Method, make_method, method_type
 from afire.methods.base import Progress
-from afire.nn.layers import Normalise
-from afire.nn.vit import VisionTransformer, initialise
-from afire.training.checkpoint import STATE
+from afire.nn.vit import Normalise, VisionTransformer, initialise
+from afire.training.run_folder import STATE
 from afire.weights.bundle import DETECTOR_SETTINGS, Bundle, component_of
 from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
 

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from afire.config import Config, load_config
 from afire.errors import UserError
 from afire.methods import Method
-from afire.training.checkpoint import MODEL, newest_checkpoint
-from afire.training.run_folder import CONFIG
+from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
 from afire.weights.bundle import is_bundle, open_bundle
 from afire.weights.files import fill_encoder
 from afire.weights.hub import bundle_name, is_hub_name, local_path

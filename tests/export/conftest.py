@@ -21,7 +21,7 @@ from afire.export.write import export_bundle
 from afire.methods import make_method
 from afire.methods.afire import AFiRe
 from afire.tasks.settings import DetectConfig
-from afire.training.checkpoint import save_checkpoint
+from afire.training.run_folder import save_checkpoint
 from afire.weights import open_weights
 from tests.tasks.conftest import draw_films
 

@@ -13,8 +13,8 @@ from torch import nn
 from afire.config import Config
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.training import checkpoint as module
-from afire.training.checkpoint import newest_checkpoint, read_checkpoint, restore, save_checkpoint
+from afire.training import run_folder as module
+from afire.training.run_folder import newest_checkpoint, read_checkpoint, restore, save_checkpoint
 
 
 def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:

@@ -14,7 +14,7 @@ from afire.errors import UserError
 from afire.methods import Method
 from afire.methods.afire import AFiRe
 from afire.methods.mae import MAE
-from afire.training.checkpoint import newest_checkpoint, save_checkpoint
+from afire.training.run_folder import newest_checkpoint, save_checkpoint
 from afire.weights import WeightsBySeed, open_weights, pick_device, start_from, tensor_hash
 from tests import figure_parts
 from tests.tasks.conftest import SMALLEST
