@@ -38,7 +38,7 @@ from afire.tasks.results import RESULT, Run
 from afire.tasks.settings import FinetuneConfig, SegmentConfig
 from afire.tasks.supervised import Job, Learnt, Objective, learn
 from afire.training.engine import make_accelerator, on_first_process
-from afire.training.run_folder import SUMMARY, RunFolder
+from afire.training.run_folder import CHECKPOINTS, SUMMARY, RunFolder
 from afire.weights import Weights, WeightsBySeed
 
 MODEL, ANSWERS = "model.safetensors", "answers.npz"
