@@ -25,8 +25,7 @@ from afire.config import Config, Section
 from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
 from afire.detect.normals import Fitted, Standard
 from afire.errors import UserError
-from afire.nn.layers import Normalise
-from afire.nn.vit import Grid, VisionTransformer
+from afire.nn.vit import Grid, Normalise, VisionTransformer
 from afire.progress import progress
 from afire.tasks.settings import DetectorConfig
 from afire.weights import RANDOM, open_weights, pick_device
