@@ -1,4 +1,4 @@
-"""What a bundle tells about weights besides their numbers: the run, its films and its end, and measured results.
+"""What a bundle tells about weights besides their numbers: the run, its films and end, measured results, the detector.
 
 Nothing that names a person, a machine or a path on it goes into a bundle.
 """
@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
 from afire.files import read_json
 from afire.tasks.results import Result, find_results, read_result
@@ -91,3 +94,45 @@ def _chosen(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _read_if_there(file: Path) -> Mapping[str, Any]:
     content: Mapping[str, Any] = read_json(file) if file.is_file() else {}
     return content
+
+
+def find_detector(weights: Weights, asked: Path | None) -> AnomalyDetector | None:
+    """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
+    folder = asked or weights.detector
+    return None if folder is None else load_detector(folder)
+
+
+def check_origin(detector: AnomalyDetector, weights: Weights) -> None:
+    """A bundle's detector was fitted from the bundle's weights, or is them."""
+    fitted_from = detector.origin.get("weights") or {}
+    if weights.method_hash not in (fitted_from.get("hash"), detector.weights_hash):
+        raise UserError(
+            f"the detector was fitted from other weights ({fitted_from.get('name')}) than {weights.name}; "
+            "export those, or give the detector's folder itself in place of the run."
+        )
+
+
+def without_traces(detector: AnomalyDetector) -> AnomalyDetector:
+    """Without the command and its paths, which are nobody else's business."""
+    environment = detector.origin.get("environment") or {}
+    kept = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
+    detector.origin = {**detector.origin, "environment": kept}
+    return detector
+
+
+def detector_facts(detector: AnomalyDetector) -> dict[str, Any]:
+    """What ``config.json`` and the card say about it."""
+    data = detector.origin.get("data") or {}
+    threshold = detector.threshold if np.isfinite(detector.threshold) else None
+    films = detector.origin.get("parts") or {}
+    return {
+        "method": detector.method,
+        "score": detector.choice.name,
+        "false_alarms": detector.false_alarms,
+        "threshold": threshold,
+        "calibration_films": len(detector.calibration),
+        "fitted_on": films.get("fit"),
+        "data": data.get("name"),
+        "notes": detector.origin.get("notes") or [],
+        "heat_scale": {"low": detector.scale.low, "high": detector.scale.high},
+    }

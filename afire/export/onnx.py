@@ -1,8 +1,7 @@
-"""Graphs of networks, with what comes before them if wanted; and a fitted detector as a part of an export.
+"""Graphs of networks, with what comes before them if wanted, for onnxruntime and torch.export.
 
-``encoder.onnx`` takes films and gives tokens and their mean, ``detector.onnx`` score, p-value and heatmap; the batch
-size is free, and both are compared with onnxruntime. Inside a bundle a detector is its folder, without what tells of
-the machine it was fitted on.
+``encoder.onnx`` takes images and gives tokens and their mean, ``detector.onnx`` score, p-value and heatmap. The batch
+size is free; where the graph resizes, height and width are too. Both are compared with ours.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from afire.config import ImageConfig
-from afire.detect.base import AnomalyDetector, load_detector
+from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
 from afire.weights import Weights
 
@@ -173,56 +171,3 @@ def quiet_exporter() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def find_detector(weights: Weights, asked: Path | None) -> AnomalyDetector | None:
-    """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
-    folder = asked or weights.detector
-    return None if folder is None else load_detector(folder)
-
-
-def check_origin(detector: AnomalyDetector, weights: Weights) -> None:
-    """A bundle's detector was fitted from the bundle's weights, or is them."""
-    fitted_from = detector.origin.get("weights") or {}
-    if weights.method_hash not in (fitted_from.get("hash"), detector.weights_hash):
-        raise UserError(
-            f"the detector was fitted from other weights ({fitted_from.get('name')}) than {weights.name}; "
-            "export those, or give the detector's folder itself in place of the run."
-        )
-
-
-def scrubbed(detector: AnomalyDetector) -> AnomalyDetector:
-    """Without the command and its paths, which are nobody else's business."""
-    environment = detector.origin.get("environment") or {}
-    kept = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
-    detector.origin = {**detector.origin, "environment": kept}
-    return detector
-
-
-def facts(detector: AnomalyDetector) -> dict[str, Any]:
-    """What ``config.json`` and the card say about it."""
-    data = detector.origin.get("data") or {}
-    threshold = detector.threshold if np.isfinite(detector.threshold) else None
-    films = detector.origin.get("parts") or {}
-    return {
-        "method": detector.method,
-        "score": detector.choice.name,
-        "false_alarms": detector.false_alarms,
-        "threshold": threshold,
-        "calibration_films": len(detector.calibration),
-        "fitted_on": films.get("fit"),
-        "data": data.get("name"),
-        "notes": detector.origin.get("notes") or [],
-        "heat_scale": {"low": detector.scale.low, "high": detector.scale.high},
-    }
-
-
-@torch.no_grad()
-def detector_outputs(detector: AnomalyDetector, film: Tensor) -> dict[str, Tensor]:
-    """``score`` and ``p_value`` (1,), ``heatmap`` (1, rows, columns) of a film (1, 1, S, S) in [0, 1]."""
-    found = detector.score(film, restore=False)
-    return {
-        "score": torch.from_numpy(found.score).float(),
-        "p_value": torch.from_numpy(detector.calibration.p_values(found.score)).float(),
-        "heatmap": torch.from_numpy(found.heat),
-    }

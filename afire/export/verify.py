@@ -26,7 +26,6 @@ from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
 from afire.export import onnx
 from afire.export.formats import FORMATS, Format, missing
-from afire.export.onnx import detector_outputs
 from afire.methods import Method
 from afire.weights import BundleWeights, Weights
 from afire.weights.bundle import SAMPLE, Bundle
@@ -86,6 +85,17 @@ def outputs(model: Method, film: Tensor) -> dict[str, Tensor]:
     if model.restores:
         given["restored"] = model.restore(film)
     return {name: tensor.float().cpu() for name, tensor in given.items()}
+
+
+@torch.no_grad()
+def detector_outputs(detector: AnomalyDetector, film: Tensor) -> dict[str, Tensor]:
+    """``score`` and ``p_value`` (1,), ``heatmap`` (1, rows, columns) of a film (1, 1, S, S) in [0, 1]."""
+    result = detector.score(film, restore=False)
+    return {
+        "score": torch.from_numpy(result.score).float(),
+        "p_value": torch.from_numpy(detector.calibration.p_values(result.score)).float(),
+        "heatmap": torch.from_numpy(result.heat),
+    }
 
 
 def write_expected(folder: Path, expected: Mapping[str, Tensor]) -> None:

@@ -19,13 +19,21 @@ from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
 from afire.export import onnx
 from afire.export.card import UNSPECIFIED, card, format_readme
-from afire.export.facts import measured, source_facts
+from afire.export.facts import (
+    check_origin,
+    detector_facts,
+    find_detector,
+    measured,
+    source_facts,
+    without_traces,
+)
 from afire.export.formats import Format, missing, preprocessing, write_torch_export
-from afire.export.onnx import Preprocess, check_origin, detector_outputs, facts, find_detector, scrubbed
+from afire.export.onnx import Preprocess
 from afire.export.verify import (
     FILM,
     Difference,
     compare,
+    detector_outputs,
     outputs,
     read_input,
     read_whole,
@@ -146,7 +154,7 @@ def _write(
     if detector is not None:
         onnx.write_detector_graph(folder, detector, preprocess)
     write_json(folder / PREPROCESSING, preprocessing(backbone.config.image))
-    about = facts(detector) if detector is not None else None
+    about = detector_facts(detector) if detector is not None else None
     write_text(folder / CARD, format_readme(backbone, form, preprocess, about))
 
 
@@ -216,7 +224,7 @@ def export_bundle(
         licence=licence,
         source=source_facts(weights),
         results=rows,
-        detector=None if fitted is None else facts(fitted),
+        detector=None if fitted is None else detector_facts(fitted),
     )
     with new_folder(out, force) as folder:
         for component, tensors in components.items():
@@ -224,7 +232,7 @@ def export_bundle(
         write_json(folder / CONFIG, about)
         write_json(folder / PREPROCESSING, preprocessing(config.image))
         if fitted is not None:
-            scrubbed(fitted).save(folder / DETECTOR)
+            without_traces(fitted).save(folder / DETECTOR)
         _write_sample(folder, model, fitted)
         write_text(folder / CARD, card(about["name"], about, config, _parameters(components)))
         write_json(folder / MANIFEST, list_files(folder))

@@ -168,7 +168,7 @@ class MAE(Method):
         return True
 
     def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """As for any method. The encoder drops ``hidden`` tokens (B, L), equally many in each film.
+        """As for any method. The encoder drops ``hidden`` tokens (B, L).
 
         Without them each quarter of the patches, every fourth along rows and columns, is shown alone in turn, and a
         patch is the mean of the three times in which it was dropped. Where targets are normalised patch by patch,
@@ -181,15 +181,21 @@ class MAE(Method):
         if hidden is None:
             drawn = self._draw_by_quarters(normalised, grid)
         else:
-            counts = hidden.sum(dim=1)
-            if int(counts.min()) != int(counts.max()):
-                raise UserError("MAE restores films that hide equally many tokens.")
-            kept = (~hidden.bool()).nonzero()[:, 1].view(len(images), -1)
-            drawn = self._draw(normalised, kept)
+            drawn = self._draw_hidden(normalised, hidden.bool())
         if not self.normalise_patches:
             return drawn
         variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
         return drawn * (variance + _SMALLEST_VARIANCE).sqrt() + mean
+
+    def _draw_hidden(self, normalised: Tensor, hidden_BL: Tensor) -> Tensor:
+        """Films that hide equally many tokens go through the networks together."""
+        drawn = torch.empty_like(patchify(normalised, self.patch_size))
+        counts = hidden_BL.sum(dim=1)
+        for count in sorted(set(counts.tolist())):
+            same = counts == count
+            kept = (~hidden_BL[same]).nonzero()[:, 1].view(int(same.sum()), -1)
+            drawn[same] = self._draw(normalised[same], kept)
+        return drawn
 
     def _draw_by_quarters(self, normalised: Tensor, grid: tuple[int, int]) -> Tensor:
         rows = torch.arange(grid[0], device=normalised.device)[:, None] % 2

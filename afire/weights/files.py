@@ -200,11 +200,6 @@ class LoadReport:
         return "; ".join(clauses + self.changed)
 
 
-def load_encoder(encoder: VisionTransformer, file: Path) -> LoadReport:
-    """Find an encoder's weights in a file of any layout, and fill ``encoder`` with them."""
-    return fill_encoder(encoder, *find_encoder(read_tensors(file), file), file)
-
-
 def fill_encoder(encoder: VisionTransformer, layout: str, given: Mapping[str, Tensor], file: Path) -> LoadReport:
     """Load tensors in timm's names; positions and input channels are made to fit, nothing else is."""
     wanted = encoder.state_dict()

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from afire.errors import UserError
 from afire.nn.vit import VisionTransformer, initialise
-from afire.weights.files import find_encoder, load_encoder, read_tensors, tensor_hash, to_huggingface
+from afire.weights.files import LoadReport, fill_encoder, find_encoder, read_tensors, tensor_hash, to_huggingface
 
 
 def vit(seed: int, **settings: object) -> VisionTransformer:
@@ -24,6 +24,10 @@ def vit(seed: int, **settings: object) -> VisionTransformer:
 
 def prefixed(network: VisionTransformer, prefix: str) -> dict[str, torch.Tensor]:
     return {prefix + name: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def load_encoder(encoder: VisionTransformer, file: Path) -> LoadReport:
+    return fill_encoder(encoder, *find_encoder(read_tensors(file), file), file)
 
 
 LAYOUTS = {
