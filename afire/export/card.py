@@ -197,8 +197,8 @@ def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int
         f"{encoder.positions} positions",
         "numbers in each file": ", ".join(f"{name} {count:,}" for name, count in sizes.items()),
         **_method_rows(config),
-        "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size} on {summary.get('processes', 1)} process(es), learning rate "
-        f"{recipe.learning_rate:g} per 256, seed {config.seed}",
+        "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size} on {summary.get('processes', 1)} process(es), "
+        f"learning rate {recipe.learning_rate:g} per 256, seed {config.seed}",
         "run": f"`{source.get('run')}`, step {source.get('step')} of {summary.get('steps', 'unknown')}, "
         f"{summary.get('status', 'not finished')}",
         "health at the end": ": ".join(summary.get("health") or ["unknown"]),
