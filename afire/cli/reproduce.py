@@ -34,13 +34,17 @@ def reproduce(
         ),
     ] = None,
     weights: Annotated[
-        Path | None, typer.Option("--weights", help="The run of a pre-training that is there already.")
+        Path | None,
+        typer.Option("--weights", help="The run of a pre-training that is there already; {seed}: one for each seed."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Scaled down: preset small, few epochs, no folds.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only print the commands, to read, change and run.")] = False,
     preset: Preset = None,
     overrides: Set = None,
-    seeds: Annotated[str | None, typer.Option("--seeds", help="Default 0,1,2; 0,1 when scaled down.")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seeds", help="Pre-training and all that follows; default 0,1,2; 0,1 when scaled down."),
+    ] = None,
     fractions: Annotated[
         str | None, typer.Option("--fraction", help="Percent of the labels; default 1,10,100; 10,100 on the phantom.")
     ] = None,
@@ -153,14 +157,16 @@ def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: 
 
 def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     from afire.progress import format_seconds
+    from afire.studies.reproduce.plan import is_pretrained_once
 
     scale, total = request.scale, sum(outcome.seconds.values())
     percents = " / ".join(f"{percent:g}" for percent in scale.fractions)
+    pretrained = "all on one pre-training" if is_pretrained_once(request) else "each with a pre-training of its own"
     protocol = {"paper": "the paper's", "quick": "scaled down (--quick)", "phantom": "shortened, for drawn films"}
     facts = {
         "films": request.dataset.title,
         "protocol": f"{protocol[scale.name]}; preset `{scale.preset}`",
-        "repeated over": f"seeds {', '.join(map(str, scale.seeds))}; labelling ratios {percents} %; "
+        "repeated over": f"seeds {', '.join(map(str, scale.seeds))}, {pretrained}; labelling ratios {percents} %; "
         f"{scale.folds or 'no'} folds",
         "steps": f"{len(outcome.seconds)} finished, {len(outcome.failed)} failed; {format_seconds(total)} in all",
     }

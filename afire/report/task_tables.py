@@ -146,8 +146,10 @@ def _facts(result: Result) -> dict[str, str]:
 
 
 def _reading(result: Result) -> str:
-    count = len(result.runs)
+    count, folds = len(result.runs), len({run.fold for run in result.runs if run.fold is not None})
     over = "one run, so there is no sd" if count == 1 else f"sd over {count} runs"
+    if folds > 1:
+        over += f" of {folds} folds, which share training films and are not independent"
     thresholds = " Thresholds come from validation films." if "f1" in result.metrics else ""
     return f"Mean and {over}; the interval is a bootstrap over {result.drawn_over}, of the mean over runs.{thresholds}"
 
@@ -192,6 +194,8 @@ def comparison_latex(comparisons: Sequence[Comparison]) -> str:
             f"{100 * comparison.fraction:g}\\,\\% of the training labels; mean $\\pm$ sd over runs. "
             f"$p$ of {latex_text(metric)} against {latex_text(comparison.entries[0].name)}."
         )
+        if comparison.over_folds:
+            caption += " Folds are not independent: $p$ of the $t$-test is too small."
         shown = mean_table(comparison).only("result", *comparison.metrics, "p paired", "p t-test")
         tables.append(shown.latex(caption, small=False))
     return "\n".join(tables)

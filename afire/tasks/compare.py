@@ -51,6 +51,11 @@ class Comparison:
     pairs: list[Pair]
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def over_folds(self) -> bool:
+        """Whether runs of a result are folds of one split."""
+        return any(_has_folds(entry) for entry in self.entries)
+
 
 def compare(
     paths: Sequence[Path], *, metrics: Sequence[str] | None = None, allow_different_splits: bool = False
@@ -176,6 +181,10 @@ def _test_scores(frame: pd.DataFrame, labels: Sequence[str], thresholds: dict[st
     )
 
 
+def _has_folds(entry: Entry) -> bool:
+    return len({run.fold for run in entry.result.runs if run.fold is not None}) > 1
+
+
 def _notes(entries: Sequence[Entry], pairs: Sequence[Pair]) -> list[str]:
     notes = []
     splits = {entry.result.split_hash for entry in entries}
@@ -183,6 +192,11 @@ def _notes(entries: Sequence[Entry], pairs: Sequence[Pair]) -> list[str]:
         notes.append("not all of these results use the same split: differences may come from the films")
     if any(pair.paired is None for pair in pairs):
         notes.append("results tested on other films than the first have no paired bootstrap")
+    if any(_has_folds(entry) for entry in entries):
+        notes.append(
+            "folds of one split are not independent, because they share training films: p-values of the t-test over "
+            "them are too small, and so are their sds"
+        )
     if any(np.isnan(pair.t.p) for pair in pairs):
         notes.append("no t-test where a result has one run only or its runs do not vary")
     for entry in entries:

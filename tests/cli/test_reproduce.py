@@ -19,7 +19,7 @@ def arguments(out: Path, target: str, *extra: str) -> list[str]:
 
 
 def checkpoints(out: Path) -> int:
-    return len(list((out / "pretrain" / "checkpoints").glob("step-*")))
+    return len(list((out / "pretrain-0" / "checkpoints").glob("step-*")))
 
 
 @pytest.mark.slow
@@ -30,12 +30,12 @@ def test_killed_and_started_again(tmp_path: Path) -> None:
     command.wait_until(lambda: checkpoints(out) > 0, seconds=240)
     command.kill()
     done = {name: (out / "steps" / f"{name}.json").read_text() for name in ("films", "pack")}
-    assert read_json(out / "steps" / "pretrain.json")["state"] == "begun"
+    assert read_json(out / "steps" / "pretrain-0.json")["state"] == "begun"
 
     again = commands.run(*words)
-    assert "[1/4] films: done before" in again.stderr and "[3/4] pretrain goes on" in again.stderr
+    assert "[1/4] films: done before" in again.stderr and "[3/4] pretrain-0 goes on" in again.stderr
     assert {name: (out / "steps" / f"{name}.json").read_text() for name in done} == done
-    steps = [line.split(",")[0] for line in (out / "pretrain" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line.split(",")[0] for line in (out / "pretrain-0" / "metrics.jsonl").read_text().splitlines()]
     assert len([line for line in steps if line == '{"step": 1']) == 1  # not begun anew
     page = (out / "reproduce.md").read_text()
     assert "Research software, not a medical device." in page
@@ -50,7 +50,7 @@ def test_the_plan_of_everything_runs_nothing(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, arguments(out, "all", "--plan"))
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if line.startswith("afire ")]
-    assert len(lines) == 16 and len([line for line in lines if line.startswith("afire pretrain ")]) == 1
+    assert len(lines) == 17 and len([line for line in lines if line.startswith("afire pretrain ")]) == 2
     assert not out.exists()
 
 

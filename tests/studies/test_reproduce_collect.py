@@ -52,8 +52,8 @@ def result(task: str, metrics: dict[str, list[float]], config: dict[str, Any], f
 def request_(tmp_path: Path) -> Request:
     """NIH at the paper's scale, with the run of its pre-training."""
     targets, _ = possible_targets(TARGETS, DATASETS["nih"])
-    write_text(tmp_path / "pretrain" / "config.yaml", to_yaml(load_config("paper")))
-    write_json(tmp_path / "pretrain" / "data.json", {"used": 50, "films": 90, "source": "films", "hash": "h"})
+    write_text(tmp_path / "pretrain-0" / "config.yaml", to_yaml(load_config("paper")))
+    write_json(tmp_path / "pretrain-0" / "data.json", {"used": 50, "films": 90, "source": "films", "hash": "h"})
     return Request(tmp_path, DATASETS["nih"], PAPER, targets, root=tmp_path)
 
 
@@ -87,7 +87,11 @@ def test_transfer(request_: Request, tmp_path: Path) -> None:
     differing = settings(found)
     assert differing["finetune: folds"] == ("5", "2") and differing["finetune: batch size"] == ("128", "64")
     assert "finetune: seeds" not in differing and "finetune: labelling ratios" not in differing
-    assert found.pretraining[0].ours == "50 normal films of films"
+    assert found.pretraining[0].ours == "50 normal films of films" and "pre-trainings" not in differing
+    write_text(tmp_path / "given" / "config.yaml", to_yaml(load_config("paper")))
+    write_json(tmp_path / "given" / "data.json", {"used": 50, "films": 90, "source": "films", "hash": "h"})
+    once = report(replace(request_, weights=tmp_path / "given"), "table2")
+    assert settings(once)["pre-trainings"] == ("3, one for each seed", "1, the same for 3 seeds")
 
 
 def test_detection(request_: Request, tmp_path: Path) -> None:

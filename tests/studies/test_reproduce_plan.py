@@ -20,6 +20,7 @@ from afire.studies.reproduce.plan import (
     check_films,
     column,
     config_of,
+    is_pretrained_once,
     plan,
     possible_targets,
     published,
@@ -79,7 +80,7 @@ def test_targets_share_their_steps(tmp_path: Path) -> None:
     together = {step.name: step.command for step in plan(one)}
     apart = [{s.name: s.command for s in plan(replace(one, targets=(target,)))} for target in one.targets]
     assert together == {name: command for steps in apart for name, command in steps.items()}
-    assert sum("pretrain" in steps for steps in apart) == 5
+    assert sum("pretrain-0" in steps for steps in apart) == 5 and sum("pretrain-1" in steps for steps in apart) == 3
     for steps in apart:
         assert steps.items() <= together.items()  # alone or together, a step is the same
 
@@ -91,7 +92,7 @@ def test_films_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     one = request("childcxr", tmp_path / "out", root=None, data=pack, weights=run)
     check_films(one)
     names = [step.name for step in plan(one)]
-    assert not {"films", "pack", "pretrain"} & set(names) and "table1" in names
+    assert not {"films", "pack", "pretrain-0"} & set(names) and "table1" in names
     write_json(pack / "pack.json", {"settings": {"size": 128}})
     with pytest.raises(UserError, match="128 px, and the preset paper takes 224"):
         check_films(one)
@@ -101,8 +102,61 @@ def test_other_films_to_pretrain_on(tmp_path: Path) -> None:
     manifest = tmp_path / "mimic.parquet"
     manifest.touch()
     steps = {step.name: step for step in plan(request("nih", tmp_path, pretrain_data=manifest))}
-    assert f"--data {tmp_path / 'packs' / 'mimic'} " in steps["pretrain"].command
-    assert steps["pretrain"].needs == ("pretrain-pack",) and "pack" in steps["finetune"].needs
+    assert f"--data {tmp_path / 'packs' / 'mimic'} " in steps["pretrain-2"].command
+    assert steps["pretrain-2"].needs == ("pretrain-pack",) and "pack" in steps["finetune"].needs
+
+
+def test_every_seed_has_a_pretraining_of_its_own(tmp_path: Path) -> None:
+    steps = {step.name: step for step in plan(request("nih", tmp_path))}
+    for seed in (0, 1, 2):
+        run = tmp_path / f"pretrain-{seed}"
+        assert f"--out {run} " in steps[f"pretrain-{seed}"].command
+        assert steps[f"pretrain-{seed}"].command.endswith(f"--seed {seed}")
+        assert f"--weights {run} " in steps[f"detect-{seed}"].command
+        assert steps[f"detect-{seed}"].needs == ("pack", f"pretrain-{seed}")
+    assert f"--weights '{tmp_path}/pretrain-{{seed}}'" in steps["finetune"].command
+    assert steps["finetune"].needs == ("pack", "pretrain-0", "pretrain-1", "pretrain-2")
+    assert steps["finetune-folds"].needs == ("pack", "pretrain-0")  # one seed only
+    assert f"--weights AFiRe={tmp_path}/pretrain-0 " in steps["tsne"].command
+    assert steps["tsne"].needs == ("pack", "pretrain-0")
+
+
+def test_weights_may_be_a_run_for_each_seed(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    write_json(pack / "pack.json", {"settings": {"size": 224}})
+    one = request("nih", tmp_path / "out", root=None, data=pack, weights=tmp_path / "run-{seed}")
+    for seed in (0, 1):
+        (tmp_path / f"run-{seed}").mkdir()
+    with pytest.raises(UserError, match=r"--weights .*run-2 does not exist"):
+        check_films(one)
+    (tmp_path / "run-2").mkdir()
+    check_films(one)
+    steps = {step.name: step for step in plan(one)}
+    assert f"--weights {tmp_path}/run-1 " in steps["detect-1"].command and not is_pretrained_once(one)
+    assert steps["detect-1"].inputs == (pack, *(tmp_path / f"run-{seed}" for seed in (0, 1, 2)))
+    assert is_pretrained_once(replace(one, weights=tmp_path / "run-0"))
+
+
+# Of `reproduce all --on phantom`, when there was one pre-training for all seeds.
+OLD_HASHES = {
+    "films": "d7e77a8c06dcc0a8",
+    "pretrain": "aa89a4f0575cdde4",
+    "finetune": "f6bce2213d4a3667",
+    "finetune-folds": "442338781e17e6eb",
+    "detect-1": "2afc3a9b973b90cd",
+    "detect-eval": "46bfbdce6e078567",
+    "table4": "a75dc127c13f152d",
+    "restorations": "ce1b5c91eeb10839",
+}
+
+
+def test_what_an_earlier_version_began_goes_on_as_it_began(tmp_path: Path) -> None:
+    one = request("phantom", tmp_path)
+    StepFile("begun", OLD_HASHES["pretrain"], "", 1.0).write(tmp_path, "pretrain")
+    steps = plan(one)
+    hashes = {name: digest[:16] for name, digest in step_hashes(steps, tmp_path).items()}
+    assert OLD_HASHES.items() <= hashes.items() and len(hashes) == 16
+    assert is_pretrained_once(one)
 
 
 def test_targets_of_earlier_starts_are_told_again(tmp_path: Path) -> None:
@@ -134,7 +188,7 @@ def test_settings_go_to_the_steps_they_name(tmp_path: Path) -> None:
     settings = {"pretrain": ["training.epochs=2"], "finetune": ["training.epochs=1"], "detect": ["adapt.epochs=0"]}
     scale = PHANTOM.changed(settings=settings)
     steps = {step.name: step.command for step in plan(replace(request("phantom", tmp_path), scale=scale))}
-    assert "--set training.epochs=2" in steps["pretrain"] and "--set training.epochs=8" in steps["table1"]
+    assert "--set training.epochs=2" in steps["pretrain-0"] and "--set training.epochs=8" in steps["table1"]
     assert "--set training.epochs=1" in steps["finetune"] and "training.epochs=6" not in steps["finetune"]
     assert "--set adapt.epochs=0" in steps["detect-0"]
     assert PAPER.changed(preset="small").preset == "small" and PHANTOM.changed(preset="small").words("pretrain") == ()

@@ -18,11 +18,17 @@ from afire.tasks.results import Estimate, Result, plan_runs, read_result, write_
 
 
 def write_scored(
-    out: Path, films: PackedFilms, noise: float, seeds: list[int], fraction: float = 1.0, stream: int = 0
+    out: Path,
+    films: PackedFilms,
+    noise: float,
+    seeds: list[int],
+    fraction: float = 1.0,
+    stream: int = 0,
+    folds: int = 0,
 ) -> Result:
     """A result whose scores are the truth with noise."""
     names, truth = task_labels(films.manifest, ["Blob"])
-    runs = plan_runs(films.manifest, None, seeds, fraction)
+    runs = plan_runs(films.manifest, None, seeds, fraction, folds)
     rng = np.random.default_rng(stream)
     outcomes = []
     for run in runs:
@@ -45,6 +51,26 @@ def write_scored(
     )
     write_result(out, result, evaluation.predictions)
     return result
+
+
+def test_folds_are_said_not_to_be_independent(films: PackedFilms, tmp_path: Path) -> None:
+    from rich.console import Console
+
+    from afire.report.task_tables import comparison_latex, comparison_markdown, result_page, show_comparison
+
+    for number, name in enumerate(("a", "b", "c", "d")):
+        write_scored(tmp_path / name, films, 1.0, [0], stream=number, folds=0 if number < 2 else 3)
+    (alone,) = compare([tmp_path / "a", tmp_path / "b"])
+    (folded,) = compare([tmp_path / "c", tmp_path / "d"])
+    said = "folds of one split are not independent"
+    for comparison in (alone, folded):
+        screen = Console(width=300, record=True)
+        show_comparison(screen, comparison, ["auc"])
+        outputs = [screen.export_text(), comparison_markdown([comparison])]
+        assert [said in text for text in outputs] == [comparison is folded] * 2
+        assert ("Folds are not independent" in comparison_latex([comparison])) is (comparison is folded)
+        page = result_page(comparison.entries[0].result)
+        assert ("3 folds, which share training films" in page) is (comparison is folded)
 
 
 def test_a_clear_difference_is_found_and_none_is_not(films: PackedFilms, tmp_path: Path) -> None:

@@ -12,7 +12,18 @@ from afire.errors import UserError
 from afire.files import read_json
 from afire.studies.ablation_grid import TABLES as ABLATION_TABLES
 from afire.studies.reproduce import protocol as differences
-from afire.studies.reproduce.plan import FIGURES, OURS, TABLES, Column, Request, column, plan, protocol, run_of
+from afire.studies.reproduce.plan import (
+    FIGURES,
+    OURS,
+    TABLES,
+    Column,
+    Request,
+    column,
+    is_pretrained_once,
+    plan,
+    protocol,
+    run_of,
+)
 from afire.studies.reproduce.protocol import Difference
 from afire.studies.reproduce.sets import TITLES, Target
 from afire.studies.steps import Outcome
@@ -154,7 +165,7 @@ def _transfer(request: Request) -> TargetReport:
                 *differences.of_supervised(ratios, folds, recipe),
             )
         ]
-    return TargetReport("table2", blocks, found, _pretraining(request))
+    return TargetReport("table2", blocks, [*found, *_repeats(request)], _pretraining(request))
 
 
 def _ratios(request: Request, task: str) -> dict[float, Result]:
@@ -214,6 +225,7 @@ def _detection(request: Request) -> TargetReport:
     found = [
         *differences.of_tested_films("table3", request.dataset.column("table3"), tested),
         *differences.of_detection(result),
+        *_repeats(request),
     ]
     block = Block("Detection from normal films", _source(theirs), DETECTION, rows)
     return TargetReport("table3", [block], found, _pretraining(request), notes=list(result.notes))
@@ -250,6 +262,11 @@ def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetRe
         ours += f", {len(classes)} combinations of labels" if classes else ""
         found.append(Difference(kind, papers[kind], ours))
     return TargetReport(target, [], found, _pretraining(request), stems)
+
+
+def _repeats(request: Request) -> list[Difference]:
+    """Whether every repetition has a pre-training of its own, as the paper repeats each experiment."""
+    return differences.of_pretrainings(len(request.scale.seeds)) if is_pretrained_once(request) else []
 
 
 def _pretraining(request: Request) -> list[Difference]:

@@ -17,8 +17,9 @@ from afire.config import Config, load_config
 from afire.data.pack import is_pack
 from afire.errors import UserError
 from afire.files import read_json
-from afire.studies.reproduce.run import PlannedStep, is_done, read_step, step_hashes
+from afire.studies.reproduce.run import PlannedStep, is_done, read_step, step_hashes, step_path
 from afire.studies.reproduce.sets import TARGETS, Dataset, Scale, Target
+from afire.weights.open import SEED
 
 PUBLISHED = Path(__file__).parents[2] / "presets" / "published.yaml"
 OURS = "AFiRe"  # the paper's own row
@@ -64,7 +65,7 @@ FIGURES, TABLES, PACKS = "figures", "tables", "packs"
 @dataclass(frozen=True)
 class Request:
     """What a user asked for. ``data`` is a pack or a manifest, ``root`` the folder as downloaded; one of them, or none
-    on the phantom. ``pretrain_data`` are other films to pre-train on, ``weights`` a run that is there already."""
+    on the phantom. ``pretrain_data`` are other films to pre-train on, ``weights`` runs that are there already."""
 
     out: Path
     dataset: Dataset
@@ -95,9 +96,26 @@ def _own_pack(request: Request, name: str) -> Path:
     return request.out / PACKS / name
 
 
-def run_of(request: Request) -> Path:
-    """The pre-training run that all steps start from."""
-    return request.weights or request.out / "pretrain"
+def weights_of(request: Request) -> str:
+    """The weights as commands over seeds take them: ``{seed}`` in the path is each seed's own pre-training."""
+    if request.weights is not None:
+        return str(request.weights)
+    return str(request.out / _pretraining_name(request, SEED))
+
+
+def run_of(request: Request, seed: int | None = None) -> Path:
+    """The pre-training run that the steps of a seed start from; those without seeds take the first."""
+    return Path(weights_of(request).replace(SEED, str(request.scale.seeds[0] if seed is None else seed)))
+
+
+def is_pretrained_once(request: Request) -> bool:
+    """Whether all seeds start from one pre-training: one that was given, or that an earlier version began here."""
+    return SEED not in weights_of(request)
+
+
+def _pretraining_name(request: Request, seed: int | str) -> str:
+    """Of the step and of its folder. Where an earlier version pre-trained once for all seeds, it stays at that."""
+    return "pretrain" if step_path(request.out, "pretrain").exists() else f"pretrain-{seed}"
 
 
 def possible_targets(asked: Iterable[Target], dataset: Dataset) -> tuple[tuple[Target, ...], dict[Target, str]]:
@@ -115,7 +133,9 @@ def check_films(request: Request) -> None:
             f"`afire data build {dataset.name} --root FOLDER --out {dataset.name}.parquet` and give "
             f"--data {dataset.name}.parquet."
         )
-    for path, option in ((request.data, "--data"), (request.root, "--root"), (request.weights, "--weights")):
+    runs = [run_of(request, seed) for seed in request.scale.seeds] if request.weights is not None else []
+    given = [(request.data, "--data"), (request.root, "--root"), *((run, "--weights") for run in runs)]
+    for path, option in given:
         if path is not None and not path.exists():
             raise UserError(f"{option} {path} does not exist; check the path.")
     size = config_of(request).image.size
@@ -188,8 +208,8 @@ def _pack(name: str, manifest: Path, pack: Path, request: Request, needs: tuple[
     return PlannedStep(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
 
 
-def _pretraining(request: Request) -> list[PlannedStep]:
-    """The films and one pre-training on normal ones; the paper, too, pre-trains once and repeats what follows."""
+def _pretraining(request: Request, seeds: Sequence[int] = ()) -> list[PlannedStep]:
+    """The films, and a pre-training on normal ones for each of ``seeds``; without any the first, for a figure."""
     steps = _films(request)
     if request.weights is not None:
         return steps
@@ -200,14 +220,15 @@ def _pretraining(request: Request) -> list[PlannedStep]:
             source = _own_pack(request, request.pretrain_data.stem)
             step = _pack("pretrain-pack", request.pretrain_data, source, request)
             steps, inputs, needs = [*steps, step], (), (step.name,)
-    out = request.out / "pretrain"
-    words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset", request.scale.preset)
-    words += (*request.scale.words("pretrain"), "--seed", "0")
-    machine = _device(request)
-    return [
-        *steps,
-        PlannedStep("pretrain", words, needs, ("--resume",), out / "config.yaml", inputs=inputs, machine=machine),
-    ]
+    planned: dict[str, PlannedStep] = {}
+    for seed in seeds or request.scale.seeds[:1]:
+        name, out = _pretraining_name(request, seed), run_of(request, seed)
+        words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset")
+        words += (request.scale.preset, *request.scale.words("pretrain"), "--seed", str(seed))
+        begun, machine = out / "config.yaml", _device(request)
+        step = PlannedStep(name, words, needs, ("--resume",), begun, inputs=inputs, machine=machine)
+        planned.setdefault(name, step)
+    return [*steps, *planned.values()]
 
 
 def _ablation(request: Request, table: str) -> list[PlannedStep]:
@@ -227,7 +248,7 @@ def _ablation(request: Request, table: str) -> list[PlannedStep]:
 
 def _transfer(request: Request) -> list[PlannedStep]:
     """All labelling ratios and seeds, and the folds, of every kind of task that the set has labels for."""
-    steps = _pretraining(request)
+    steps = _pretraining(request, request.scale.seeds)
     if request.dataset.classify:
         steps += [_learn(request, "finetune", False), *_folded(request, "finetune")]
     if request.dataset.segment:
@@ -246,37 +267,33 @@ def _learn(request: Request, task: str, folds: bool) -> PlannedStep:
     recipe = dataset.classify if task == "finetune" else dataset.segment
     if task == "finetune" and scale.quick_recipe:
         recipe = _quick(recipe)
-    words: tuple[str, ...] = (task, "--weights", str(run_of(request)), "--data", str(pack_of(request)))
+    words: tuple[str, ...] = (task, "--weights", weights_of(request), "--data", str(pack_of(request)))
     words += ("--out", str(request.out / name), *recipe, *scale.words(task))
     # Folds are five tests of all films already; the ratios are what is repeated over seeds.
-    repeats = ("--folds", str(scale.folds), "--seeds", str(scale.seeds[0]))
-    words += repeats if folds else ("--fraction", _commas(scale.fractions), "--seeds", _commas(scale.seeds))
+    seeds = scale.seeds[:1] if folds else scale.seeds
+    repeats = ("--folds", str(scale.folds)) if folds else ("--fraction", _commas(scale.fractions))
+    words += (*repeats, "--seeds", _commas(seeds))
     inputs, machine = _outside(request), _device(request)
-    return PlannedStep(name, words, _base(request), ("--resume",), inputs=inputs, machine=machine)
+    return PlannedStep(name, words, _base(request, seeds), ("--resume",), inputs=inputs, machine=machine)
 
 
 def _detection(request: Request) -> list[PlannedStep]:
     """A detector for each seed, then all of them as one row."""
     out, scale = request.out, request.scale
-    steps = _pretraining(request)
-    models = [out / "detect" / f"seed-{seed}" for seed in scale.seeds]
-    for seed, model in zip(scale.seeds, models, strict=True):
-        words: tuple[str, ...] = ("detect", "fit", "--weights", str(run_of(request)), "--data", str(pack_of(request)))
-        words += ("--out", str(model), "--seed", str(seed), *request.dataset.detect, *scale.words("detect"))
-        done = model / "detector.json"
-        inputs, machine = _outside(request), _device(request)
-        needs = _base(request)
-        steps.append(
-            PlannedStep(f"detect-{seed}", words, needs, ("--resume",), complete=done, inputs=inputs, machine=machine)
-        )
-    chosen = [word for model in models for word in ("--model", str(model))]
+    steps = _pretraining(request, scale.seeds)
+    models = {seed: out / "detect" / f"seed-{seed}" for seed in scale.seeds}
+    inputs, machine = _outside(request), _device(request)
+    for seed, model in models.items():
+        words: tuple[str, ...] = ("detect", "fit", "--weights", str(run_of(request, seed)))
+        words += ("--data", str(pack_of(request)), "--out", str(model), "--seed", str(seed))
+        words += (*request.dataset.detect, *scale.words("detect"))
+        name, needs, complete = f"detect-{seed}", _base(request, (seed,)), model / "detector.json"
+        steps.append(PlannedStep(name, words, needs, ("--resume",), complete=complete, inputs=inputs, machine=machine))
+    chosen = [word for model in models.values() for word in ("--model", str(model))]
     words = ("detect", "eval", *chosen, "--data", str(pack_of(request)), "--out", str(out / "detect" / "result"))
-    words += request.dataset.detect
     needs = tuple(f"detect-{seed}" for seed in scale.seeds)
-    return [
-        *steps,
-        PlannedStep("detect-eval", words, needs, ("--force",), inputs=_outside(request), machine=_device(request)),
-    ]
+    words += request.dataset.detect
+    return [*steps, PlannedStep("detect-eval", words, needs, ("--force",), inputs=inputs, machine=machine)]
 
 
 def _maps(request: Request) -> list[PlannedStep]:
@@ -296,7 +313,7 @@ def _cams(request: Request) -> list[PlannedStep]:
     """Of the classifier that Table 2 fine-tunes with all labels."""
     several = len(request.scale.fractions) > 1
     result = request.out / "finetune" / (f"{max(request.scale.fractions):g}pct" if several else "")
-    steps = [*_pretraining(request), _learn(request, "finetune", False)]
+    steps = [*_pretraining(request, request.scale.seeds), _learn(request, "finetune", False)]
     return [*steps, _figure(request, "gradcam", ("--weights", f"AFiRe={result}"), ("finetune",))]
 
 
@@ -319,16 +336,18 @@ def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[
     return PlannedStep(kind, words, needs or _base(request), ("--force",), inputs=_outside(request))
 
 
-def _base(request: Request) -> tuple[str, ...]:
-    """What every step on the pre-trained weights needs."""
+def _base(request: Request, seeds: Sequence[int] = ()) -> tuple[str, ...]:
+    """What a step on the pre-trained weights of ``seeds`` needs, or of the first seed."""
     own_pack = () if request.data is not None and is_pack(request.data) else ("pack",)
-    return (*own_pack, *(("pretrain",) if request.weights is None else ()))
+    names = [_pretraining_name(request, seed) for seed in seeds or request.scale.seeds[:1]]
+    return (*own_pack, *(dict.fromkeys(names) if request.weights is None else ()))
 
 
 def _outside(request: Request) -> tuple[Path, ...]:
     """What a step reads that no step wrote."""
     packs = (request.data,) if request.data is not None and is_pack(request.data) else ()
-    return (*packs, *((request.weights,) if request.weights is not None else ()))
+    runs = [run_of(request, seed) for seed in request.scale.seeds] if request.weights is not None else []
+    return (*packs, *dict.fromkeys(runs))
 
 
 def _quick(recipe: tuple[str, ...]) -> tuple[str, ...]:

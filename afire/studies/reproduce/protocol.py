@@ -75,6 +75,13 @@ def of_seeds(seeds: Iterable[int]) -> list[Difference]:
     return differing([("seeds", protocol()["seeds"], len(set(seeds)))])
 
 
+def of_pretrainings(seeds: int) -> list[Difference]:
+    """One pre-training behind all seeds: their spread is that of what follows, and smaller than the paper's."""
+    if seeds == 1:
+        return []  # the one seed is told already
+    return [Difference("pre-trainings", f"{protocol()['seeds']}, one for each seed", f"1, the same for {seeds} seeds")]
+
+
 def of_supervised(ratios: Mapping[float, Result], folds: Result | None, recipe: str | None) -> list[Difference]:
     """Fine-tuning or segmentation: seeds, labelling ratios, folds, and the recipe's training against the paper's."""
     paper, first = protocol(), next(iter(ratios.values()))
