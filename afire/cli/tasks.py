@@ -427,7 +427,7 @@ def embed(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Export features: the mean token of the teacher by default.
+    """Export features: the mean token of the network that the method exports, unless options say otherwise.
 
     Example: [cyan]afire embed --weights runs/nih --data packs/childcxr --out childcxr-features.parquet[/cyan]
     """

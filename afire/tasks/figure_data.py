@@ -137,10 +137,10 @@ class Errors:
 def check_restores(model: Method, name: str) -> None:
     """A message when the model cannot restore, or has no z_mask to compare with."""
     if not model.restores:
-        raise UserError(f"{name} was trained without restoration (losses.restoration is 0): it has no decoder.")
+        raise UserError(f"{name} was pre-trained without restoration: it has no decoder.")
     if not model.config.decoder.mask_token:
         raise UserError(
-            f"{name} was trained without z_mask (decoder.mask_token is false): there is nothing to compare."
+            f"{name} was pre-trained without z_mask (decoder.mask_token is false): there is nothing to compare."
         )
 
 

@@ -108,11 +108,11 @@ class WeightsBySeed:
     def _check_same_kind(self, other: Weights) -> None:
         """One experiment, one architecture: else its mean over seeds would be of different things."""
         first = self.first
-        for section in ("encoder", "image"):
-            if getattr(first.config, section) != getattr(other.config, section):
+        for setting, words in (("method", "method"), ("encoder", "encoder settings"), ("image", "image settings")):
+            if getattr(first.config, setting) != getattr(other.config, setting):
                 raise UserError(
-                    f"{first.name} and {other.name} differ in their {section} settings; {self.source} must be "
-                    "the same network for every seed."
+                    f"{first.name} and {other.name} differ in their {words}; {self.source} must be the same network "
+                    "for every seed."
                 )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ def draw_spots(folder: Path, count: int = 60) -> Path:
     rows = []
     for number in range(count):
         film = rng.normal(0.3, 0.05, (SIZE, SIZE))
-        mask = np.zeros((SIZE, SIZE), bool)
+        mask, boxes = np.zeros((SIZE, SIZE), bool), []
         if number % 2:
             y, x = rng.integers(2, SIZE - 14, 2)
+            boxes = [{"label": "Spot", "x": x / SIZE, "y": y / SIZE, "w": 12 / SIZE, "h": 12 / SIZE}]
             mask[y : y + 12, x : x + 12] = True
             film[mask] += 0.4
         _save(folder / "films" / f"{number:03d}.png", np.clip(film, 0, 1))
@@ -46,6 +48,7 @@ def draw_spots(folder: Path, count: int = 60) -> Path:
                 "mask": f"masks/{number:03d}.png",
                 "meta:lungs": f"masks/{number:03d}.png" if number % 2 else "",
                 "rle": encode_rle(mask),
+                "boxes": json.dumps(boxes) if boxes else "",
             }
         )
     manifest = make_manifest(pd.DataFrame(rows), folder, {"mask": "spots"})

@@ -49,7 +49,7 @@ def test_levels_end_with_what_the_encoder_gives() -> None:
     films = torch.rand(2, 1, 64, 64)
     found = encoder.levels(films, [2, 3, 6])
     assert len(found) == 3 and torch.equal(found[-1], encoder(films))
-    torch.testing.assert_close(found[0], encoder.blocks[1](encoder.blocks[0](encoder._embed(films))))
+    torch.testing.assert_close(found[0], encoder.blocks[1](encoder.blocks[0](encoder._embed(films, None))))
 
 
 def test_the_same_generator_gives_the_same_weights() -> None:

@@ -73,6 +73,10 @@ def test_each_seed_may_have_a_run_of_its_own(tmp_path: Path, smallest: Config) -
     make_run(tmp_path / "run-2", changed(smallest, {"encoder": {"depth": 2}}))
     with pytest.raises(UserError, match=r"run-0 and run-2 differ in their encoder settings"):
         WeightsBySeed(f"{tmp_path}/run-{{seed}}", [0, 2]).of(2)
+    settings = (tmp_path / "run-1/config.yaml").read_text(encoding="utf-8")
+    (tmp_path / "run-1/config.yaml").write_text(settings.replace("method: afire", "method: mae"), encoding="utf-8")
+    with pytest.raises(UserError, match=r"run-0 and run-1 differ in their method; .* for every seed"):
+        WeightsBySeed(f"{tmp_path}/run-{{seed}}", [0, 1]).of(1)
     with pytest.raises(UserError, match="run-7"):
         several.of(7)
 

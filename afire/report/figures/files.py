@@ -158,7 +158,7 @@ def _cam(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _restorations(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    words = {"z_mask": "with z_mask", "all_seen": "all tokens seen", "untouched": "not restored"}
+    words = {"z_mask": "with z_mask", "all_seen": "nothing hidden", "untouched": "not restored"}
     rows = [
         [
             f"{name} input, {words[way]}",

@@ -32,7 +32,7 @@ from afire.weights import Weights, open_weights, pick_device
 
 ERROR_TOP = 0.3  # of the grey range: what the error maps show as their brightest, the same in every figure
 _HIDDEN = "#56B4E9"
-_COLUMNS = ("input", "restored with z_mask", "|error|", "restored, all tokens seen", "|error|")
+_COLUMNS = ("input", "restored with z_mask", "|error|", "restored, nothing hidden", "|error|")
 _TITLES = {"lesioned": "Lesioned inputs", "normal": "Normal inputs (same films, same tokens hidden)"}
 
 
@@ -262,5 +262,5 @@ def _places(atlas: Atlas, films: Films) -> list[dict[str, Any]]:
 
 
 def _describe(run: Weights) -> dict[str, Any]:
-    clusters = run.config.head.clusters
+    clusters = run.config.head.clusters if "head" in run.kind.sections else None
     return {"name": run.name, "hash": run.method_hash, "report": run.method_report, "clusters": clusters}
