@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -26,6 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, os.environ.ge
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 
 
+@cache
 def churn(how: str, **settings: str) -> tuple[int, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "THP_"))}
     command = [sys.executable, "-c", CHURN, how]

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from afire.cli import app
+from tests import commands
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 import frozen
@@ -35,7 +36,8 @@ PLANNED = ("learning_rate", "weight_decay", "teacher_momentum", "teacher_tempera
 def start(folder: Path, *words: str, processes: int = 1) -> None:
     """A command in this process: importing torch again for each would take most of the time."""
     if processes > 1:
-        return frozen.run(folder, *words, processes=processes)
+        commands.run_processes(processes, *words, "--quiet", folder=folder)
+        return
     before = Path.cwd()
     os.chdir(folder)
     try:

@@ -21,11 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from afire.config import Config, Fit, ImageConfig, Voi
 from afire.data.decode import decode_film, read_file, read_film
@@ -35,6 +33,9 @@ from afire.errors import ImageError, UserError
 from afire.files import folder_lock, names_path, read_json, sha256_bytes, sha256_text, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
 from afire.progress import progress
+
+if TYPE_CHECKING:  # torch is imported where tensors are made: processes that pack start without its two seconds
+    import torch
 
 FORMAT = 1
 IMAGES, MANIFEST, SUMMARY = "images.npy", "manifest.parquet", "pack.json"
@@ -287,7 +288,7 @@ class Films(Protocol):
         ...
 
 
-class PackedFilms(Dataset[torch.Tensor]):
+class PackedFilms:
     """Films straight from a pack's memory map: no decoding, no copy but the one that makes the tensor."""
 
     def __init__(self, folder: Path | str) -> None:
@@ -307,6 +308,8 @@ class PackedFilms(Dataset[torch.Tensor]):
 
     def raw(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Films (B, S, S) as stored, uint8 or uint16: a quarter of the bytes to move to a device."""
+        import torch
+
         return torch.from_numpy(self._images[self._rows[np.asarray(rows)]])
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
@@ -336,7 +339,7 @@ class PackedFilms(Dataset[torch.Tensor]):
         self.__init__(state["folder"])  # type: ignore[misc]
 
 
-class DecodedFilms(Dataset[torch.Tensor]):
+class DecodedFilms:
     """Films decoded from their files each time: for a look or a small set; training wants a pack."""
 
     def __init__(self, manifest: Manifest, size: int, fit: Fit = "squash", voi: Voi = "auto") -> None:
@@ -346,11 +349,15 @@ class DecodedFilms(Dataset[torch.Tensor]):
         return len(self.manifest)
 
     def __getitem__(self, row: int) -> torch.Tensor:
+        import torch
+
         film, _ = read_film(self.manifest.path(row), voi=self.voi)
         return torch.from_numpy(fit_square(film, self.size, self.fit)).unsqueeze(0)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Films (B, 1, S, S), float32 in [0,1]."""
+        import torch
+
         return torch.stack([self[int(row)] for row in rows])
 
 

@@ -45,7 +45,9 @@ def test_help_needs_neither_torch_nor_pandas() -> None:
         "try: app(['--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'pandas', 'numpy', 'pydantic', 'matplotlib', 'sklearn', 'scipy'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "assert not heavy, heavy\n"
+        "import afire.data.pack\n"
+        "assert 'torch' not in sys.modules, 'each process that packs would wait for it'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
