@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from afire.config import Config
 from afire.data.decode import read_film
 from afire.data.film import fit_square
 from afire.errors import UserError
-from afire.methods import Method
-from afire.weights import open_weights, pick_device
+from afire.nn.vit import check_films
+from afire.weights import Weights, open_weights, pick_device
 
 if TYPE_CHECKING:
     from afire.detect.base import AnomalyDetector
@@ -53,15 +52,13 @@ class Detection:
 class Model:
     """A pre-trained method ready for use; :func:`load` makes it."""
 
-    def __init__(self, network: Method, name: str, detector: AnomalyDetector | None = None) -> None:
-        self.network = network.eval().requires_grad_(False)
-        self.name = name
+    def __init__(self, weights: Weights, detector: AnomalyDetector | None = None) -> None:
+        self.name, self.config = weights.name, weights.config
         self.detector = detector
-
-    @property
-    def config(self) -> Config:
-        """Every setting the model was trained with."""
-        return self.network.config
+        self.method = weights.method if weights.holds_method else None
+        # A detector may look through an encoder alone.
+        self._encoder = self.method or nn.Sequential(weights.normalise, weights.trunk)
+        self._encoder.eval().requires_grad_(False)
 
     @property
     def size(self) -> int:
@@ -71,11 +68,11 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the networks are."""
-        return next(self.network.parameters()).device
+        return next(self._encoder.parameters()).device
 
     def to(self, device: str | torch.device) -> Model:
         """Move to a device; the same model."""
-        self.network.to(device)
+        self._encoder.to(device)
         if self.detector is not None:
             self.detector.to(device)
         return self
@@ -94,15 +91,18 @@ class Model:
 
         ``network`` is another than the one to use, such as AFiRe's ``student``.
         """
-        return self._each(images, lambda batch: self.network.encode(batch, network))
+        return self._each(images, lambda batch: self._tokens(batch, network))
 
     def embed(self, images: Images, network: str | None = None) -> Tensor:
         """Images -> one vector each (B, D): the mean of their tokens."""
-        return self._each(images, lambda batch: self.network.encode(batch, network).mean(dim=1))
+        return self._each(images, lambda batch: self._tokens(batch, network).mean(dim=1))
 
     def restore(self, images: Images) -> Tensor:
         """Images -> what the decoder draws of them, (B, C, H, W) in [0, 1]."""
-        return self._each(images, lambda batch: self.network.picture(self.network.restore(batch), batch))
+        method = self.method
+        if method is None:
+            raise UserError(f"{self.name} holds a detector and its encoder, and no decoder; it restores nothing.")
+        return self._each(images, lambda batch: method.picture(method.restore(batch), batch))
 
     def detect(self, images: Images) -> Detection:
         """Images at the model's size S -> scores, p-values, alarms and heatmaps, by the detector inside."""
@@ -123,6 +123,15 @@ class Model:
             restored=np.concatenate(restored) if restored else None,
             objections=self.detector.domain.objections(tensor),
         )
+
+    def _tokens(self, images: Tensor, network: str | None) -> Tensor:
+        if self.method is not None:
+            return self.method.encode(images, network)
+        if network is not None:
+            raise UserError(f"{self.name} holds a detector and its encoder, and no network {network!r}.")
+        check_films(images, self.config.image.channels, "images")
+        with_class_token: Tensor = self._encoder(images)
+        return with_class_token[:, 1:]
 
     @torch.inference_mode()
     def _each(self, images: Images, compute: Callable[[Tensor], Tensor]) -> Tensor:
@@ -150,13 +159,14 @@ class Model:
 def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto") -> Model:
     """Open a bundle, a run folder, a fitted detector, or ``hf://owner/name``; every file of a bundle is checked."""
     weights = open_weights(path)
-    network = weights.method
     detector = None
     if weights.detector is not None:
         from afire.detect.base import load_detector
 
         detector = load_detector(weights.detector)
-    return Model(network, weights.name, detector).to(pick_device(device))
+    elif not weights.holds_method:
+        _ = weights.method  # says why, and what to give
+    return Model(weights, detector).to(pick_device(device))
 
 
 def _batches(images: Tensor) -> Iterator[Tensor]:

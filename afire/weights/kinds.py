@@ -25,11 +25,12 @@ from afire.methods import Method, make_method, method_type
 from afire.methods.base import Progress
 from afire.nn.vit import Normalise, VisionTransformer, initialise
 from afire.training.run_folder import STATE
-from afire.weights.bundle import DETECTOR_SETTINGS, Bundle, component_of
+from afire.weights.bundle import Bundle, component_of
 from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
 
 Loadable = TypeVar("Loadable", bound=nn.Module)
 RANDOM = "random"
+_ENCODER = "encoder."  # prefix of the tensors of a detector that looks through one encoder
 _LONG_AFTER = 10**6  # epochs: behind any warm-up
 
 
@@ -107,6 +108,11 @@ class Weights(ABC):
     def report(self) -> str:
         """What was loaded into the trunk, for people."""
         return self._trunk.report
+
+    @property
+    def holds_method(self) -> bool:
+        """Whether there is more than a trunk."""
+        return not self._why_no_method
 
     @property
     def method(self) -> Method:
@@ -215,7 +221,10 @@ class _OwnWeights(Weights):
     """What afire wrote itself: whole, and with settings."""
 
     brings_settings = True
-    _why_no_method = ""
+
+    @property
+    def _why_no_method(self) -> str:
+        return ""
 
     def _fill_trunk(self, trunk: VisionTransformer) -> str:
         tensors = self.read_trunk().tensors
@@ -253,14 +262,13 @@ class _OwnWeights(Weights):
 
 
 class RunWeights(_OwnWeights):
-    """A checkpoint of a pre-training run, or the networks of a detector."""
+    """A checkpoint of a pre-training run."""
 
     run: Path
 
     def __init__(self, name: str, settings: Config, network: str | None, run: Path, file: Path) -> None:
         super().__init__(name, settings, network)
         self.run, self.file = run, file
-        self.detector = run if (run / DETECTOR_SETTINGS).is_file() else None
 
     @property
     def _place(self) -> str:
@@ -270,9 +278,12 @@ class RunWeights(_OwnWeights):
     def _refusal(self) -> str:
         return f"{self.file} {{problem}}; it is not a checkpoint of this run."
 
+    @property
+    def _trunk_prefix(self) -> str:
+        return self.kind.trunk_prefix(self.network)
+
     def read_trunk(self) -> TrunkTensors:
-        prefix = self.kind.trunk_prefix(self.network)
-        every = read_tensors(self.file)
+        prefix, every = self._trunk_prefix, read_tensors(self.file)
         tensors = {name.removeprefix(prefix): tensor for name, tensor in every.items() if name.startswith(prefix)}
         return TrunkTensors(self.kind.__name__, tensors, self.file)
 
@@ -288,6 +299,33 @@ class RunWeights(_OwnWeights):
             state = read_json(self.file.parent / STATE)
             step, per_epoch = max(int(state["step"]) - 1, 0), int(state["steps_per_epoch"])
         return method.schedule(Progress(step, per_epoch * self.config.training.epochs, per_epoch))
+
+
+class DetectorWeights(RunWeights):
+    """The networks of a fitted detector: a whole method, or the one encoder that it looks through."""
+
+    def __init__(self, name: str, settings: Config, network: str | None, run: Path, file: Path) -> None:
+        super().__init__(name, settings, network, run, file)
+        self.detector = run
+
+    @cached_property
+    def _is_encoder(self) -> bool:
+        return all(name.startswith(_ENCODER) for name in read_tensors(self.file))
+
+    @property
+    def network(self) -> str:
+        name = super().network
+        if self._is_encoder and name != self.kind.networks[0]:
+            raise UserError(f"{self.run} holds the encoder of a detector, and no {name}.")
+        return name
+
+    @property
+    def _trunk_prefix(self) -> str:
+        return _ENCODER if self._is_encoder else super()._trunk_prefix
+
+    @property
+    def _why_no_method(self) -> str:
+        return f"{self.run} holds a detector and its encoder, and no decoder or prototypes" if self._is_encoder else ""
 
 
 class BundleWeights(_OwnWeights):

@@ -19,10 +19,18 @@ from afire.config import Config, load_config
 from afire.errors import UserError
 from afire.methods import Method
 from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
-from afire.weights.bundle import is_bundle, open_bundle
+from afire.weights.bundle import DETECTOR_SETTINGS, is_bundle, open_bundle
 from afire.weights.files import fill_encoder
 from afire.weights.hub import bundle_name, is_hub_name, local_path
-from afire.weights.kinds import RANDOM, BundleWeights, FileWeights, RandomWeights, RunWeights, Weights
+from afire.weights.kinds import (
+    RANDOM,
+    BundleWeights,
+    DetectorWeights,
+    FileWeights,
+    RandomWeights,
+    RunWeights,
+    Weights,
+)
 
 logger = logging.getLogger("afire")
 SEED = "{seed}"  # in a path: each seed's own weights
@@ -53,7 +61,8 @@ def open_weights(
         settings = load_config(file=run / CONFIG)
         _check_same(settings, config, f"the run in {run}")
         name = run.resolve().name + ("" if run == path else f"/{file.parent.name}")
-        return RunWeights(name, settings, network, run, file)
+        kind = DetectorWeights if (run / DETECTOR_SETTINGS).is_file() else RunWeights
+        return kind(name, settings, network, run, file)
     name = path.stem if path.is_file() else bundle_name(source) if is_hub_name(source) else path.resolve().name
     return FileWeights(name, config, network, path, file)
 

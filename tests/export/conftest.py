@@ -14,15 +14,16 @@ import torch
 from afire.config import Config, load_config, to_yaml
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
-from afire.detect.base import Subsets
+from afire.detect.base import AnomalyDetector, Subsets
 from afire.detect.detector import MapDetector
 from afire.detect.fit import calibrate
+from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.export.write import export_bundle
 from afire.methods import make_method
 from afire.methods.afire import AFiRe
 from afire.tasks.settings import DetectConfig
 from afire.training.run_folder import save_checkpoint
-from afire.weights import open_weights
+from afire.weights import Weights, open_weights
 from tests.tasks.conftest import draw_films
 
 SMALLEST = [
@@ -66,24 +67,44 @@ def bundle_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def detector_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A detector whose score reads every map there is."""
-    folder = tmp_path_factory.mktemp("detectors")
+def normal_films(tmp_path_factory: pytest.TempPathFactory) -> PackedFilms:
+    folder = tmp_path_factory.mktemp("films")
     table = draw_films(folder / "films", 48)
     pack(make_manifest(table, folder / "films"), folder / "pack", PackSettings(size=32), workers=1)
-    pretrained = open_weights(run_folder)
+    return PackedFilms(folder / "pack")
+
+
+def save_calibrated(detector: AnomalyDetector, films: PackedFilms, weights: Weights, folder: Path) -> Path:
+    """As ``afire detect fit`` does it after the networks are there."""
     rows = np.arange(48)
-    detector = MapDetector(pretrained.method, DetectConfig(score=EVERY_MAP))
-    calibrate(detector, PackedFilms(folder / "pack"), Subsets(rows[:20], rows[20:28], rows[28:], "drawn"))
+    calibrate(detector, films, Subsets(rows[:20], rows[20:28], rows[28:], "drawn"))
     detector.origin = {
         "data": {"name": "films", "hash": "ab" * 32, "films": 48},
         "parts": {"fit": 20, "choose": 8, "calibrate": 20},
-        "weights": {"name": pretrained.name, "hash": pretrained.method_hash},
+        "weights": {"name": weights.name, "hash": weights.method_hash},
         "notes": [],
         "environment": {"afire": "0.1.0", "command": ["afire", "/home/someone/x"]},
     }
-    detector.save(folder / "detector")
-    return folder / "detector"
+    detector.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def detector_folder(run_folder: Path, normal_films: PackedFilms, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A detector whose score reads every map there is."""
+    weights = open_weights(run_folder)
+    assert isinstance(weights.method, AFiRe)
+    detector = MapDetector(weights.method, DetectConfig(score=EVERY_MAP))
+    return save_calibrated(detector, normal_films, weights, tmp_path_factory.mktemp("detectors") / "detector")
+
+
+@pytest.fixture(scope="session")
+def patchcore_folder(run_folder: Path, normal_films: PackedFilms, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A detector that looks through the teacher's trunk; nothing else of AFiRe is in its folder."""
+    weights = open_weights(run_folder)
+    settings = PatchCoreConfig(patchcore=MemoryConfig(share=0.5))
+    detector = PatchCore(weights.trunk, weights.config, settings)
+    return save_calibrated(detector, normal_films, weights, tmp_path_factory.mktemp("detectors") / "patchcore")
 
 
 @pytest.fixture(scope="session")

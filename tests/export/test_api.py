@@ -88,6 +88,19 @@ def test_a_detectors_folder_opens(detector_folder: Path) -> None:
     assert afire.load(detector_folder).detect(films).score.shape == (2,)
 
 
+def test_a_detector_on_an_encoder_alone_opens(patchcore_folder: Path, run_folder: Path) -> None:
+    model, run = afire.load(patchcore_folder), afire.load(run_folder)
+    images = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(model.encode(images), run.encode(images))
+    assert model.detect(images).score.shape == (2,) and model.method is None
+    with pytest.raises(afire.UserError, match="restores nothing"):
+        model.restore(images)
+    with pytest.raises(afire.UserError, match="no network 'student'"):
+        model.encode(images, "student")
+    with pytest.raises(afire.UserError, match="should lie in"):
+        model.encode(images * 200)
+
+
 @pytest.mark.parametrize(
     ("films", "sentence"),
     [

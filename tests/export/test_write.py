@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from afire.errors import UserError
 from afire.export import write as writing
 from afire.export.verify import read_expected
-from afire.export.write import export_bundle
+from afire.export.write import export_bundle, new_folder
 from afire.weights import open_weights, tensor_hash
 from afire.weights.bundle import open_bundle
 from tests.export.conftest import make_run, smallest
@@ -128,6 +129,20 @@ def test_a_detectors_folder_brings_its_networks_and_itself(detector_folder: Path
     assert bundle.detector is not None and bundle.about["detector"]["calibration_films"] == 20
 
 
+def test_a_detector_on_an_encoder_alone_goes_with_its_run(
+    run_folder: Path, patchcore_folder: Path, tmp_path: Path
+) -> None:
+    bundle = export_bundle(run_folder, tmp_path / "out", detector=patchcore_folder)
+    assert bundle.detector is not None and bundle.about["detector"]["method"] == "patchcore"
+    assert {"score", "p_value", "heatmap"} <= read_expected(tmp_path / "out").keys()
+    with pytest.raises(UserError, match="a detector and its encoder, and no decoder or prototypes; give the folder"):
+        export_bundle(patchcore_folder, tmp_path / "alone")
+    weights = open_weights(patchcore_folder)
+    assert weights.hash == open_weights(run_folder).hash and "of the teacher from" in weights.report
+    with pytest.raises(UserError, match="and no student"):
+        _ = open_weights(patchcore_folder, network="student").trunk
+
+
 def test_preprocessing_is_said_in_numbers(bundle_folder: Path, tmp_path: Path) -> None:
     assert json.loads((bundle_folder / "preprocessing.json").read_text())["mean"] == "of the film"
     run = make_run(tmp_path / "run", smallest("image.normalise=imagenet", "image.channels=3"))
@@ -144,3 +159,11 @@ def test_the_sample_is_read_and_resized(bundle_folder: Path, copy_of: Callable[[
     film = read_expected(bundle_folder)["input"]
     assert film.shape == (1, 1, 32, 32) and film.min() >= 0 and film.max() <= 1 and film.std() > 0.05
     assert torch.isfinite(read_expected(bundle_folder)["restored"]).all()
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^cannot write .*: No space left; free space or choose another folder\.$"):  # noqa: SIM117
+        with new_folder(tmp_path / "out", force=False) as part:
+            (part / "half").touch()
+            raise SafetensorError("No space left")
+    assert not any(tmp_path.iterdir())
