@@ -239,15 +239,15 @@ def _say(manifest: Manifest, out: Path) -> None:
     from afire.cli.stats import show, split_table
     from afire.data.stats import describe
 
-    found = describe(manifest, combinations=False)
+    counts = describe(manifest, combinations=False)
     screen = console()
-    show(screen, "films per split", split_table(found))
-    labels = f", {len(found.labels)} label{'s' if len(found.labels) > 1 else ''}" if found.labels else ""
-    screen.print(f"wrote {out}: {_patients(found)}{labels}", highlight=False, soft_wrap=True, markup=False)
+    show(screen, "films per split", split_table(counts))
+    labels = f", {len(counts.labels)} label{'s' if len(counts.labels) > 1 else ''}" if counts.labels else ""
+    screen.print(f"wrote {out}: {_patients(counts)}{labels}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _patients(found: Statistics) -> str:
-    total, without = found.splits["all"], found.films_without_patient
+def _patients(counts: Statistics) -> str:
+    total, without = counts.splits["all"], counts.films_without_patient
     if without == total.films:
         return f"{total.films:,} films, patients unknown"
     more = f" and {without:,} without a patient id" if without else ""

@@ -1,32 +1,19 @@
-"""``afire data check``: the audit before any training.
-
-``afire data split``: who is trained on, who is validated on, who is tested on.
-
-``afire data join``: several sets as one.
-
-``afire data pack``: decode and resize once.
-
-``afire data``: build, join, check, split and pack a dataset, or draw the phantom.
-"""
+"""``afire data``: build, join, check, split and pack a dataset, count it, or draw the phantom."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import Quiet, Root, Verbose
+from afire.cli.build import build_app
+from afire.cli.options import Fit, Quiet, Root, Seed, Verbose, Voi
+from afire.cli.samples import phantom
+from afire.cli.stats import stats
 
 if TYPE_CHECKING:
     from afire.data.audit.run import Audit
-    from afire.data.manifest import Manifest
-from typing import Literal
-
-from afire.cli.build import build_app
-from afire.cli.options import Fit, Seed, Voi
-from afire.cli.samples import phantom
-from afire.cli.stats import stats
 
 _LEVEL_STYLE = {"error": "bold red", "warning": "yellow", "notice": "cyan"}
 _SHORTCUTS_SHOWN = 14
@@ -50,14 +37,17 @@ def check(
 
     Example: [cyan]afire data check --data childcxr.parquet --out audits/childcxr[/cyan]
     """
-    manifest = _open(data, root, split)
-
     from rich.text import Text
 
     from afire.cli.options import console
     from afire.data.audit.run import audit_manifest, write_audit
+    from afire.data.pack import open_manifest
+    from afire.data.splits import listed_as, read_split
     from afire.report.audit import PAGE, write_audit_page
 
+    manifest = open_manifest(data, root)
+    if split is not None:
+        manifest = listed_as(manifest, read_split(split))
     audit = audit_manifest(manifest, out, workers)
     write_audit(audit, out)
     write_audit_page(audit, out / PAGE)
@@ -72,30 +62,6 @@ def check(
         raise typer.Exit(1)
 
 
-def _open(data: Path, root: Path | None, split: Path | None) -> Manifest:
-    from afire.data.manifest import Manifest, read_manifest
-    from afire.data.sources.folders import build_folder
-    from afire.errors import UserError
-
-    if not data.exists():
-        raise UserError(f"{data} does not exist; give a manifest (.parquet or .csv), a pack or a folder of films.")
-    inside = data / "manifest.parquet"  # of a pack or a phantom; their other pictures (masks) are not films
-    if data.is_dir() and not inside.is_file():
-        manifest = build_folder(data)
-    else:
-        manifest = read_manifest(inside if data.is_dir() else data, root)
-    if split is None:
-        return manifest
-    from afire.data.splits import read_split
-
-    table = manifest.table.copy()
-    parts = read_split(split).rows(manifest)
-    table["split"] = ""
-    for part, rows in parts.items():
-        table.loc[rows, "split"] = part
-    return Manifest(table, manifest.root, manifest.info)
-
-
 def _show(audit: Audit) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -108,27 +74,30 @@ def _show(audit: Audit) -> None:
     for finding in audit.findings:
         films = f"{len(finding.films):,}" if finding.groups else ""
         level = Text(finding.level, style=_LEVEL_STYLE[finding.level])
-        findings.add_row(level, finding.kind.replace("-", " "), films, Text(finding.sentence))
+        findings.add_row(level, finding.kind.replace("-", " "), films, Text(finding.message))
     if audit.findings:
         screen.print(findings)
-    shortcuts = sorted(audit.shortcuts, key=lambda one: -one.auc)
-    shown = [one for one in shortcuts if one.level][:_SHORTCUTS_SHOWN] or shortcuts[:3]
+    shortcuts = sorted(audit.shortcuts, key=lambda shortcut: -shortcut.auc)
+    notable = [shortcut for shortcut in shortcuts if shortcut.level]
+    shown = notable[:_SHORTCUTS_SHOWN] or shortcuts[:3]
     if not shown:
         return
     table = Table("label", "guessed from", "AUC train", "AUC", "95 % interval", "judged on", title_justify="left")
     table.title = "Without looking at the picture"
-    for one in shown:
-        style = _LEVEL_STYLE[one.level] if one.level else "dim"
-        interval = f"{one.low:.3f} to {one.high:.3f}"
-        direction = f" ({one.direction})" if one.direction else ""
-        number = Text(f"{one.auc:.3f}", style=style)
+    for shortcut in shown:
+        style = _LEVEL_STYLE[shortcut.level] if shortcut.level else "dim"
+        direction = f" ({shortcut.direction})" if shortcut.direction else ""
         table.add_row(
-            Text(one.label), Text(one.feature + direction), f"{one.train_auc:.3f}", number, interval, one.judged
+            Text(shortcut.label),
+            Text(shortcut.feature + direction),
+            f"{shortcut.train_auc:.3f}",
+            Text(f"{shortcut.auc:.3f}", style=style),
+            f"{shortcut.low:.3f} to {shortcut.high:.3f}",
+            shortcut.judged,
         )
     screen.print(table)
-    left_out = len([one for one in shortcuts if one.level]) - len(shown)
-    if left_out > 0:
-        screen.print(f"and {left_out} more in audit.json", style="dim")
+    if len(notable) > len(shown):
+        screen.print(f"and {len(notable) - len(shown)} more in audit.json", style="dim")
 
 
 def split(
@@ -137,13 +106,14 @@ def split(
     root: Root = None,
     val: Annotated[float, typer.Option(help="Share of the training films that becomes validation.")] = 0.1,
     test: Annotated[
-        float | None, typer.Option(help="Draw a test part of this share by patient instead of using the official one.")
+        float | None,
+        typer.Option(help="Draw a test subset of this share by patient instead of using the official one."),
     ] = None,
     development: Annotated[
         bool,
         typer.Option(
             "--development",
-            help="Draw all parts from the official training films, to choose settings by; --test is then 0.25.",
+            help="Draw all subsets from the official training films, to choose settings by; --test is then 0.25.",
         ),
     ] = False,
     fractions: Annotated[str, typer.Option(help="Label fractions in percent, nested.")] = "100",
@@ -164,7 +134,7 @@ def split(
     from afire.errors import UserError
 
     if folds and test is not None:
-        raise UserError("--folds and --test exclude each other: every fold brings its own test part.")
+        raise UserError("--folds and --test exclude each other: every fold brings its own test subset.")
     if folds and development:
         raise UserError("--folds and --development exclude each other: folds go over all films.")
     manifest = open_manifest(data, root)
@@ -180,12 +150,12 @@ def split(
     table = Table("file", "train", "val", "test", "patients", "hash")
     for name, base in bases.items():
         for percent in percents:
-            part = base if percent == 100 else fraction_of(base, manifest, percent / 100, seed)
+            drawn = base if percent == 100 else fraction_of(base, manifest, percent / 100, seed)
             path = out / (f"{name}.json" if percent == 100 else f"{name}-{percent:g}pct.json")
-            write_split(part, path)
-            films = [f"{part.films[p]:,}" for p in ("train", "val", "test")]
-            patients = " + ".join(f"{len(part.patients[p]):,}" for p in ("train", "val", "test"))
-            table.add_row(str(path), *films, patients, part.hash[:12])
+            write_split(drawn, path)
+            films = [f"{drawn.films[name]:,}" for name in ("train", "val", "test")]
+            patients = " + ".join(f"{len(drawn.patients[name]):,}" for name in ("train", "val", "test"))
+            table.add_row(str(path), *films, patients, drawn.hash[:12])
     if not quiet:
         console().print(table)
 
@@ -194,7 +164,7 @@ def _percents(text: str) -> list[float]:
     from afire.errors import UserError
 
     try:
-        return [float(word) for word in text.split(",")]
+        return [float(percent) for percent in text.split(",")]
     except ValueError:
         raise UserError(f"--fractions {text!r} is not a list of percentages such as 1,10,100.") from None
 
@@ -203,7 +173,7 @@ def join(
     data: Annotated[list[Path], typer.Option("--data", help="A manifest (.parquet or .csv). Give it for each set.")],
     split: Annotated[
         list[Path] | None,
-        typer.Option("--split", help="A split file for each --data, in their order; its parts become the lists."),
+        typer.Option("--split", help="A split file for each --data, in their order; its subsets become the lists."),
     ] = None,
     *,
     out: Annotated[Path, typer.Option("--out", help="The joined manifest (.parquet or .csv).")],
@@ -228,18 +198,18 @@ def join(
         raise UserError(f"two manifests are called {twice[0]}; rename one, its name tells the sets apart.")
     if split and len(split) != len(data):
         raise UserError(f"{len(data)} --data need {len(data)} --split in the same order, not {len(split)}.")
-    parts = {path.stem: read_manifest(path) for path in data}
+    manifests = {path.stem: read_manifest(path) for path in data}
     if split:
-        chosen = zip(parts.items(), split, strict=True)
-        parts = {name: listed_as(part, read_split(file)) for (name, part), file in chosen}
-    joined = join_manifests(parts)
+        chosen = zip(manifests.items(), split, strict=True)
+        manifests = {name: listed_as(manifest, read_split(file)) for (name, manifest), file in chosen}
+    joined = join_manifests(manifests)
     write_manifest(joined, out)
     if quiet:
         return
     table = Table("set", "films", "patients", "normal")
-    for name, part in [*parts.items(), (out.name, joined)]:
-        normal = int((part.table["normal"] == 1).sum())
-        table.add_row(name, f"{len(part):,}", f"{part.table['patient'].nunique():,}", f"{normal:,}")
+    for name, manifest in [*manifests.items(), (out.name, joined)]:
+        normal = int((manifest.table["normal"] == 1).sum())
+        table.add_row(name, f"{len(manifest):,}", f"{manifest.table['patient'].nunique():,}", f"{normal:,}")
     console().print(table)
 
 

@@ -1,34 +1,24 @@
-"""``afire data phantom``: draw a dataset that needs nobody's films.
-
-``afire lesions``: look at the synthetic lesions.
-"""
+"""What afire draws itself: ``afire data phantom``, a dataset of nobody's films, and ``afire lesions``, its lesions."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from afire.cli.options import Quiet, Seed, Verbose
+from afire.cli.options import ConfigFile, Preset, Quiet, Root, Seed, Set, Verbose
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL import Image
-
-    from afire.data.manifest import Manifest
-import logging
-
-from afire.cli.options import ConfigFile, Preset, Root, Set
-
-if TYPE_CHECKING:
     from torch import Tensor
 
     from afire.config import LesionConfig
     from afire.data.manifest import Manifest
     from afire.data.pack import Films
-
 
 _SHEET_COLUMNS = 8
 _FRAME = (255, 176, 32)
@@ -102,8 +92,8 @@ def _sheet(manifest: Manifest) -> Image.Image:
     for row in chosen:
         with Image.open(manifest.path(row)) as picture:
             pictures.append(_with_boxes(picture.convert("RGB"), str(manifest.table["boxes"].iloc[row])))
-        found = [name for name in manifest.labels if manifest.table[f"{LABEL_PREFIX}{name}"].iloc[row] == 1]
-        captions.append(" + ".join(found) or "normal")
+        findings = [name for name in manifest.labels if manifest.table[f"{LABEL_PREFIX}{name}"].iloc[row] == 1]
+        captions.append(" + ".join(findings) or "normal")
     return contact_sheet(pictures, captions, _SHEET_COLUMNS)
 
 

@@ -56,19 +56,19 @@ def stats(
         manifest = open_manifest(data, root)
     else:
         manifest = read_manifest(data, root)
-    found = describe(manifest, top, combinations)
+    statistics = describe(manifest, top, combinations)
     if as_json:
-        typer.echo(json.dumps({"info": dict(manifest.info), **found.as_dict()}, indent=2, allow_nan=False))
+        typer.echo(json.dumps({"info": dict(manifest.info), **statistics.as_dict()}, indent=2, allow_nan=False))
         return
     screen = Console()
     if not screen.is_terminal:
         screen = Console(width=_PIPED_WIDTH)
-    show(screen, "films per split", split_table(found))
-    if found.labels:
-        show(screen, "films with each label (share of those where it is known)", label_table(found))
-    screen.print(_facts(found, manifest.info.get("normal")), highlight=False, markup=False)
-    if found.combinations:
-        for title, table in combination_tables(found, screen):
+    show(screen, "films per split", split_table(statistics))
+    if statistics.labels:
+        show(screen, "films with each label (share of those where it is known)", label_table(statistics))
+    screen.print(_facts(statistics, manifest.info.get("normal")), highlight=False, markup=False)
+    if statistics.combinations:
+        for title, table in combination_tables(statistics, screen):
             screen.print()
             show(screen, title, table)
 
@@ -79,33 +79,33 @@ def show(screen: Console, title: str, table: Table) -> None:
     screen.print(table)
 
 
-def split_table(found: Statistics) -> Table:
+def split_table(statistics: Statistics) -> Table:
     """Films, patients, normal, abnormal and unknown of each split."""
     from rich.table import Table
 
     table = Table("split")
     for name in ("films", "patients", "normal", "abnormal", "unknown"):
         table.add_column(name, justify="right")
-    for split, part in found.splits.items():
-        counts = (part.films, part.patients, part.normal, part.abnormal, part.unknown)
-        if split == "all" and len(found.splits) > 1:
+    for split, of in statistics.splits.items():
+        counts = (of.films, of.patients, of.normal, of.abnormal, of.unknown)
+        if split == "all" and len(statistics.splits) > 1:
             table.add_section()
         table.add_row(split, *map(_number, counts))
     return table
 
 
-def label_table(found: Statistics) -> Table:
+def label_table(statistics: Statistics) -> Table:
     """Positive films of each label in each split, with the share of those known, and patients who have it."""
     from rich.markup import escape
     from rich.table import Table
 
-    splits = list(found.splits)
+    splits = list(statistics.splits)
     table = Table("label")
     for split in splits:
         table.add_column(split, justify="right")
     table.add_column("unknown", justify="right")
     table.add_column("patients", justify="right")
-    for label, per_split in found.labels.items():
+    for label, per_split in statistics.labels.items():
         shares = []
         for split in splits:
             counts = per_split[split]
@@ -117,33 +117,33 @@ def label_table(found: Statistics) -> Table:
     return table
 
 
-def _facts(found: Statistics, rule: str | None) -> str:
-    views = ", ".join(f"{view} {count:,}" for view, count in found.views.items())
-    per_patient = ", ".join(f"{name} {value:.4g}" for name, value in found.films_per_patient.items())
+def _facts(statistics: Statistics, rule: str | None) -> str:
+    views = ", ".join(f"{view} {count:,}" for view, count in statistics.views.items())
+    per_patient = ", ".join(f"{name} {value:.4g}" for name, value in statistics.films_per_patient.items())
     lines = [
         f"views: {views}",
         f"films per patient: {per_patient}",
-        f"boxes: {found.boxes:,}; films with a mask: {found.masks:,}",
+        f"boxes: {statistics.boxes:,}; films with a mask: {statistics.masks:,}",
     ]
-    if found.films_without_patient:
-        lines.append(f"films without a patient id: {found.films_without_patient:,}, each counted as a patient")
+    if statistics.films_without_patient:
+        lines.append(f"films without a patient id: {statistics.films_without_patient:,}, each counted as a patient")
     if rule:
         lines.append(f"the column normal is {rule}")
-    if found.crossing_patients:
-        lines.append(f"WARNING: {found.crossing_patients:,} patients have films in more than one split")
+    if statistics.crossing_patients:
+        lines.append(f"WARNING: {statistics.crossing_patients:,} patients have films in more than one split")
     return "\n".join(lines)
 
 
-def combination_tables(found: Statistics, screen: Console) -> list[tuple[str, Table]]:
+def combination_tables(statistics: Statistics, screen: Console) -> list[tuple[str, Table]]:
     """The paper's table of the most frequent combinations, and the same merged without Support Devices; with titles."""
-    labels = list(found.labels)
-    title = f"most frequent of {found.distinct_combinations:,} combinations of labels (unknown counts as 0)"
-    tables = [(title, _combinations(found.combinations, labels, screen))]
-    if found.merged:
-        kept = [label for label in labels if label not in found.merged_without]
-        without = ", ".join(found.merged_without)
-        title = f"the same {len(found.combinations)} rows merged without {without}: {len(found.merged)} categories"
-        tables.append((title, _combinations(found.merged, kept, screen)))
+    labels = list(statistics.labels)
+    title = f"most frequent of {statistics.distinct_combinations:,} combinations of labels (unknown counts as 0)"
+    tables = [(title, _combinations(statistics.combinations, labels, screen))]
+    if statistics.merged:
+        kept = [label for label in labels if label not in statistics.merged_without]
+        rows, merged = len(statistics.combinations), len(statistics.merged)
+        title = f"the same {rows} rows merged without {', '.join(statistics.merged_without)}: {merged} categories"
+        tables.append((title, _combinations(statistics.merged, kept, screen)))
     return tables
 
 

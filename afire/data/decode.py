@@ -1,9 +1,8 @@
-"""PNG, JPEG, TIFF, BMP and GIF, read with pillow into one float channel in [0,1]. H, W: height and width.
+"""Reading films and masks: any format into one float channel in [0,1], :func:`read_film` first of all.
 
-One function reads a film, whatever its format, into one float channel in [0,1]: :func:`read_film`.
-
-The content of a file decides what it is, not its name. Everything that is wrong with a file is an :class:`ImageError`
-of one sentence that names the path and quotes nothing from inside the file, so that no identifying tag gets into a log.
+PNG, JPEG, TIFF, BMP and GIF are read here with pillow, DICOM in :mod:`afire.data.dicom`. The content of a file decides
+what it is, not its name. Everything that is wrong with a file is an :class:`~afire.errors.ImageError` of one message
+that names the path and quotes nothing from inside the file, so that no identifying tag gets into a log.
 
 H, W are the film's height and width.
 """
@@ -33,18 +32,160 @@ from afire.data.film import (
 )
 from afire.errors import ImageError
 
+MAX_PIXELS = 120_000_000
+"""Films of more pixels are refused before they are decoded; large digital detectors have some 20 million."""
+
+MODALITIES = ("CR", "DX", "DR", "RG", "XR", "OT", "")
+"""DICOM modalities that can be a radiograph. OT is what scanned films carry; de-identified files often have none."""
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".dcm", ".dicom", ".dic"})
+"""Suffixes, in lower case, that a search through a folder takes."""
+
+# The most that a film can need: three 16-bit channels, and room for a long header.
+_BYTES_PER_PIXEL, _HEADER_BYTES = 6, 64 << 20
+_PREAMBLE = 128
+_HEAD_BYTES = _PREAMBLE + 4
+
 # Only these decoders ever see a byte of a user's file; pillow has some forty more.
 _FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF")
 _MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"GIF8": "GIF", b"BM": "BMP"}
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF tag, and its values in which width and height change places
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
-_DEPTHS = (8, 10, 12, 14)
+_DEPTHS = (8, 10, 12, 14)  # bits of the films that come in 16-bit files
+
+
+def read_film(
+    path: Path,
+    voi: Voi = "auto",
+    max_pixels: int = MAX_PIXELS,
+    salt: str | None = None,
+    modalities: Collection[str] = MODALITIES,
+) -> tuple[Film, FilmInfo]:
+    """Read a film, float32 (H, W) in [0,1] with black = 0, and what is known about it.
+
+    ``voi`` chooses the DICOM grey-scale, ``salt`` goes into the hash of the DICOM patient id
+    (:func:`~afire.data.identity.hash_patient`), ``modalities`` are the DICOM modalities to accept.
+    """
+    path = Path(path)
+    return decode_film(path, read_file(path, max_pixels), voi, max_pixels, salt, modalities)
+
+
+def decode_film(
+    path: Path,
+    data: bytes,
+    voi: Voi = "auto",
+    max_pixels: int = MAX_PIXELS,
+    salt: str | None = None,
+    modalities: Collection[str] = MODALITIES,
+) -> tuple[Film, FilmInfo]:
+    """:func:`read_film` of the bytes of a file; ``path`` is only for messages."""
+    with quiet_readers():
+        if looks_like_dicom(data):
+            from afire.data.dicom import read_dicom  # pydicom takes half a second to import; few datasets need it
+
+            return read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
+        return read_raster(path, data, max_pixels)
+
+
+def read_mask(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.bool_]:
+    """Read a mask image, bool (H, W): non-zero is inside (in a JPEG, at least half of white is)."""
+    inside: NDArray[np.bool_] = read_mask_raw(path, max_pixels) != 0
+    return inside
+
+
+def read_mask_raw(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """Read the stored numbers of a mask image, uint8 (H, W): grey values or palette indices, for bit flags."""
+    path = Path(path)
+    data = read_file(path, max_pixels)
+    if looks_like_dicom(data):
+        raise ImageError(f"{path} is a DICOM file, and masks are read from PNG, TIFF, BMP, GIF or JPEG.")
+    with quiet_readers():
+        return read_raster_mask(path, data, max_pixels)
+
+
+def read_file(path: Path, max_pixels: int = MAX_PIXELS) -> bytes:
+    """The whole file in one read: cheap on network disks, and every later step sees the same bytes."""
+    try:
+        if path.is_dir():
+            raise ImageError(f"{path} is a folder, not a film.")
+        if not path.is_file():  # a pipe or a device would block or never end
+            raise ImageError(f"{path} does not exist or is not a regular file; check the path.")
+        size = path.stat().st_size
+        if size == 0:
+            raise ImageError(f"{path} is empty (0 bytes); copy it again or leave it out.")
+        if size > _BYTES_PER_PIXEL * max_pixels + _HEADER_BYTES:
+            raise ImageError(f"{path} is {size:,} bytes, too large for a film of max_pixels = {max_pixels:,}.")
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(f"{path} cannot be read: {error.strerror or type(error).__name__}.") from None
+
+
+def is_image_file(path: Path) -> bool:
+    """Whether a search through a folder should take ``path``: by suffix, or by content if the name has no real suffix.
+
+    DICOM exports are often named after a UID, so ``1.2.840.17`` is looked into. Nothing is decoded.
+    """
+    if path.name.startswith("._"):  # resource forks that macOS leaves beside every file it copies
+        return False
+    suffix = path.suffix.lower()
+    named = suffix in IMAGE_SUFFIXES
+    if not named and suffix and not suffix[1:].isdigit():
+        return False
+    try:
+        if not path.is_file():
+            return False
+        if named:
+            return True
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    return looks_like_dicom(head) or looks_like_raster(head)
+
+
+def is_dicom(path: Path) -> bool:
+    """Whether the content of a file is DICOM, with or without the usual preamble; False where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return looks_like_dicom(stream.read(_HEAD_BYTES))
+    except OSError:
+        return False
+
+
+def looks_like_dicom(head: bytes) -> bool:
+    """Whether a file that starts with ``head`` (132 bytes or more) is DICOM, with or without the usual preamble."""
+    if head[_PREAMBLE:_HEAD_BYTES] == b"DICM":
+        return True
+    # Old files start with the first element: group 2 or 8, a small element number, then a VR or a small length.
+    if len(head) < 8 or head[:2] not in (b"\x02\x00", b"\x08\x00") or head[3] != 0:
+        return False
+    return (head[4:6].isalpha() and head[4:6].isupper()) or head[6:8] == b"\0\0"
 
 
 def looks_like_raster(head: bytes) -> bool:
     """Whether a file that starts with ``head`` is an image of ours."""
     return head.startswith(tuple(_MAGIC))
+
+
+def film_shape(path: Path) -> tuple[int, int] | None:
+    """Height and width of an upright film from its header; None where there is no file or no header that says it."""
+    try:
+        with quiet_readers(), Image.open(path, formats=_FORMATS) as image:
+            turned = image.getexif().get(_ORIENTATION) in _TURNED
+            return (image.width, image.height) if turned else (image.height, image.width)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        return _dicom_shape(path) if is_dicom(path) else None
+
+
+def _dicom_shape(path: Path) -> tuple[int, int] | None:
+    from afire.data.dicom import read_shape
+
+    try:
+        with quiet_readers():
+            return read_shape(path)
+    except ImageError:
+        return None
 
 
 def read_raster(path: Path, data: bytes, max_pixels: int) -> tuple[Film, FilmInfo]:
@@ -128,11 +269,11 @@ def _tiff_tags(image: Image.Image) -> dict[int, Any]:
     tags = getattr(image, "tag_v2", None)
     if tags is None:
         return {}
-    found = {}
+    values = {}
     for tag in (_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT):
         value = tags.get(tag)
-        found[tag] = value[0] if isinstance(value, tuple) and value else value
-    return found
+        values[tag] = value[0] if isinstance(value, tuple) and value else value
+    return values
 
 
 def _load_upright(image: Image.Image) -> None:
@@ -191,163 +332,3 @@ def _own_range(pixels: NDArray[Any], path: Path) -> Film:
 def _divide(pixels: NDArray[Any], white: int) -> Film:
     film: Film = np.divide(pixels, np.float32(white), dtype=np.float32)
     return film
-
-
-__all__ = [
-    "IMAGE_SUFFIXES",
-    "MAX_PIXELS",
-    "MODALITIES",
-    "Film",
-    "FilmInfo",
-    "Voi",
-    "decode_film",
-    "film_shape",
-    "is_dicom",
-    "is_image_file",
-    "read_file",
-    "read_film",
-    "read_mask",
-    "read_mask_raw",
-]
-
-MAX_PIXELS = 120_000_000
-"""Films of more pixels are refused before they are decoded; large digital detectors have some 20 million."""
-
-MODALITIES = ("CR", "DX", "DR", "RG", "XR", "OT", "")
-"""DICOM modalities that can be a radiograph. OT is what scanned films carry; de-identified files often have none."""
-
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".gif", ".dcm", ".dicom", ".dic"})
-"""Suffixes, in lower case, that a search through a folder takes."""
-
-_PREAMBLE = 128
-_HEAD_BYTES = _PREAMBLE + 4
-# The most that a film can need: three 16-bit channels, and room for a long header.
-_BYTES_PER_PIXEL, _HEADER_BYTES = 6, 64 << 20
-
-
-def read_film(
-    path: Path,
-    voi: Voi = "auto",
-    max_pixels: int = MAX_PIXELS,
-    salt: str | None = None,
-    modalities: Collection[str] = MODALITIES,
-) -> tuple[Film, FilmInfo]:
-    """Read a film, float32 (H, W) in [0,1] with black = 0, and what is known about it.
-
-    ``voi`` chooses the DICOM grey-scale, ``salt`` goes into the hash of the DICOM patient id
-    (:func:`~afire.data.identity.hash_patient`), ``modalities`` are the DICOM modalities to accept.
-    """
-    path = Path(path)
-    return decode_film(path, read_file(path, max_pixels), voi, max_pixels, salt, modalities)
-
-
-def decode_film(
-    path: Path,
-    data: bytes,
-    voi: Voi = "auto",
-    max_pixels: int = MAX_PIXELS,
-    salt: str | None = None,
-    modalities: Collection[str] = MODALITIES,
-) -> tuple[Film, FilmInfo]:
-    """:func:`read_film` of the bytes of a file; ``path`` is only for messages."""
-    with quiet_readers():
-        if looks_like_dicom(data):
-            from afire.data.dicom import read_dicom  # pydicom takes half a second to import; few datasets need it
-
-            return read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
-        return read_raster(path, data, max_pixels)
-
-
-def read_mask(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.bool_]:
-    """Read a mask image, bool (H, W): non-zero is inside (in a JPEG, at least half of white is)."""
-    inside: NDArray[np.bool_] = read_mask_raw(path, max_pixels) != 0
-    return inside
-
-
-def read_mask_raw(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
-    """Read the stored numbers of a mask image, uint8 (H, W): grey values or palette indices, for bit flags."""
-    path = Path(path)
-    data = read_file(path, max_pixels)
-    if looks_like_dicom(data):
-        raise ImageError(f"{path} is a DICOM file, and masks are read from PNG, TIFF, BMP, GIF or JPEG.")
-    with quiet_readers():
-        return read_raster_mask(path, data, max_pixels)
-
-
-def is_image_file(path: Path) -> bool:
-    """Whether a search through a folder should take ``path``: by suffix, or by content if the name has no real suffix.
-
-    DICOM exports are often named after a UID, so ``1.2.840.17`` is looked into. Nothing is decoded.
-    """
-    if path.name.startswith("._"):  # resource forks that macOS leaves beside every file it copies
-        return False
-    suffix = path.suffix.lower()
-    named = suffix in IMAGE_SUFFIXES
-    if not named and suffix and not suffix[1:].isdigit():
-        return False
-    try:
-        if not path.is_file():
-            return False
-        if named:
-            return True
-        with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-    except OSError:
-        return False
-    return looks_like_dicom(head) or looks_like_raster(head)
-
-
-def film_shape(path: Path) -> tuple[int, int] | None:
-    """Height and width of an upright film from its header; None where there is no file or no header that says it."""
-    try:
-        with quiet_readers(), Image.open(path, formats=_FORMATS) as image:
-            turned = image.getexif().get(_ORIENTATION) in _TURNED
-            return (image.width, image.height) if turned else (image.height, image.width)
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
-        return _dicom_shape(path) if is_dicom(path) else None
-
-
-def _dicom_shape(path: Path) -> tuple[int, int] | None:
-    from afire.data.dicom import read_shape
-
-    try:
-        with quiet_readers():
-            return read_shape(path)
-    except ImageError:
-        return None
-
-
-def is_dicom(path: Path) -> bool:
-    """Whether the content of a file is DICOM, with or without the usual preamble; False where it cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            return looks_like_dicom(stream.read(_HEAD_BYTES))
-    except OSError:
-        return False
-
-
-def looks_like_dicom(head: bytes) -> bool:
-    """Whether a file that starts with ``head`` (132 bytes or more) is DICOM, with or without the usual preamble."""
-    if head[_PREAMBLE:_HEAD_BYTES] == b"DICM":
-        return True
-    # Old files start with the first element: group 2 or 8, a small element number, then a VR or a small length.
-    if len(head) < 8 or head[:2] not in (b"\x02\x00", b"\x08\x00") or head[3] != 0:
-        return False
-    return (head[4:6].isalpha() and head[4:6].isupper()) or head[6:8] == b"\0\0"
-
-
-def read_file(path: Path, max_pixels: int = MAX_PIXELS) -> bytes:
-    """The whole file in one read: cheap on network disks, and every later step sees the same bytes."""
-    try:
-        if path.is_dir():
-            raise ImageError(f"{path} is a folder, not a film.")
-        if not path.is_file():  # a pipe or a device would block or never end
-            raise ImageError(f"{path} does not exist or is not a regular file; check the path.")
-        size = path.stat().st_size
-        if size == 0:
-            raise ImageError(f"{path} is empty (0 bytes); copy it again or leave it out.")
-        if size > _BYTES_PER_PIXEL * max_pixels + _HEADER_BYTES:
-            raise ImageError(f"{path} is {size:,} bytes, too large for a film of max_pixels = {max_pixels:,}.")
-        return path.read_bytes()
-    except OSError as error:
-        raise ImageError(f"{path} cannot be read: {error.strerror or type(error).__name__}.") from None

@@ -255,8 +255,8 @@ def _lut(dataset: pydicom.Dataset, keyword: str) -> Lut | None:
     raw = sequence[0].LUTData
     if isinstance(raw, bytes):
         packed = bits <= 8 and len(raw) < 2 * count  # 8-bit entries, two in a word
-        word = "u1" if packed else "<u2" if dataset.original_encoding[1] is not False else ">u2"
-        entries = np.frombuffer(raw[: len(raw) // np.dtype(word).itemsize * np.dtype(word).itemsize], word)
+        kind = "u1" if packed else "<u2" if dataset.original_encoding[1] is not False else ">u2"
+        entries = np.frombuffer(raw[: len(raw) // np.dtype(kind).itemsize * np.dtype(kind).itemsize], kind)
     else:
         entries = np.atleast_1d(np.asarray(raw))
     entries = entries[:count].astype(np.uint16)

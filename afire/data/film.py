@@ -1,16 +1,14 @@
-"""What every reader returns, and the grey rules they share.
+"""A film: what readers return, the grey rules they share, how it becomes square, and silence while it is read.
 
-From a film of any shape to a square one, and masks and boxes with the same geometry.
-
-Three ways, a setting (``image.fit``):
+A film of any shape becomes square in one of three ways (``image.fit``), and masks and boxes follow it:
 
     squash      the whole film, sides scaled separately; nothing is lost, proportions are
     letterbox   the whole film, proportions kept, centred on black
     crop        the central square; proportions kept, the ends of the long side are lost
 
-H, W are the film's height and width, S the side of the square.
+pydicom and pillow are kept silent while they read: their warnings and log lines quote tag values, some of them names.
 
-Keep pydicom and pillow silent while they read: their warnings and log lines quote tag values, some of them names.
+H, W are the film's height and width, S the side of the square.
 """
 
 from __future__ import annotations
@@ -31,10 +29,30 @@ from PIL import Image
 from afire.errors import ImageError, UserError
 
 Film = NDArray[np.float32]
+FitMode = Literal["squash", "letterbox", "crop"]
+FIT_MODES: tuple[FitMode, ...] = ("squash", "letterbox", "crop")
+Box = tuple[float, float, float, float]
+MaskType = TypeVar("MaskType", np.bool_, np.uint8)
 
 # A coloured film: more than this share of pixels whose channels differ by more than this many of 255 levels. JPEG
 # rounding moves the channels of a grey film by a level or two; a coloured marker in a corner does not make a photo.
 _COLOUR_SHARE, _COLOUR_SPREAD = 0.01, 12
+
+_LOGGERS = (
+    "pydicom",
+    "pydicom.pixels.decoders.base",
+    "pydicom.pixels.utils",
+    "PIL.ImageFile",
+    "PIL.PngImagePlugin",
+    "PIL.TiffImagePlugin",
+)
+# Attributed by stack level, so a warning of pydicom may carry our module's name.
+_MODULES = r"(pydicom|PIL|pylibjpeg|libjpeg|openjpeg|afire\.data)\b"
+
+_here = threading.local()
+_lock = threading.Lock()
+_readers = 0
+_restore: warnings.catch_warnings[None] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,12 +129,6 @@ def check_size(path: Path, width: int, height: int, max_pixels: int) -> None:
             f"{path} says it has {width} x {height} pixels, more than max_pixels = {max_pixels:,}; "
             "it is not a film, or the limit must be raised."
         )
-
-
-FitMode = Literal["squash", "letterbox", "crop"]
-FIT_MODES: tuple[FitMode, ...] = ("squash", "letterbox", "crop")
-Box = tuple[float, float, float, float]
-MaskType = TypeVar("MaskType", np.bool_, np.uint8)
 
 
 class _Placement(NamedTuple):
@@ -237,23 +249,6 @@ def _overlaps(old: int, new: int) -> NDArray[np.float32]:
     overlap = np.minimum(start + step, cell + 1) - np.maximum(start, cell)
     share: NDArray[np.float32] = (np.clip(overlap, 0.0, None) / step).astype(np.float32)
     return share
-
-
-_LOGGERS = (
-    "pydicom",
-    "pydicom.pixels.decoders.base",
-    "pydicom.pixels.utils",
-    "PIL.ImageFile",
-    "PIL.PngImagePlugin",
-    "PIL.TiffImagePlugin",
-)
-# Attributed by stack level, so a warning of pydicom may carry our module's name.
-_MODULES = r"(pydicom|PIL|pylibjpeg|libjpeg|openjpeg|afire\.data)\b"
-
-_here = threading.local()
-_lock = threading.Lock()
-_readers = 0
-_restore: warnings.catch_warnings[None] | None = None
 
 
 def _not_reading(_record: logging.LogRecord) -> bool:

@@ -109,7 +109,7 @@ def _read_records(folders: Path | Sequence[Path]) -> list[_Record]:
 
 def _read_record(folder: Path) -> _Record:
     lines = (folder / FILMS).read_text(encoding="utf-8").splitlines()
-    films = [dict(_kind_and_key(word) for word in line.split()) for line in lines if line.strip()]
+    films = [dict(_kind_and_key(text) for text in line.split()) for line in lines if line.strip()]
     keys: dict[str, set[str]] = {}
     for film in films:
         for kind, key in film.items():
@@ -117,9 +117,9 @@ def _read_record(folder: Path) -> _Record:
     return _Record(lines, keys, set.intersection(*map(set, films)) if films else set())
 
 
-def _kind_and_key(word: str) -> tuple[str, str]:
-    kind, colon, key = word.partition(":")
-    return (kind, key) if colon else ("", word)
+def _kind_and_key(text: str) -> tuple[str, str]:
+    kind, colon, key = text.partition(":")
+    return (kind, key) if colon else ("", text)
 
 
 def _records_of(weights: str | Path | None) -> list[_Record]:

@@ -324,7 +324,7 @@ def read_manifest(path: Path, root: Path | None = None) -> Manifest:
     try:
         table, info = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
     except json.JSONDecodeError:
-        raise UserError(f"{path}: what says how this manifest was made is torn; build it again.") from None
+        raise UserError(f"{path}: its record of how it was made is truncated; build it again.") from None
     stored = str((info or {}).pop("root", "."))
     try:
         manifest = make_manifest(table, root if root is not None else (path.parent / stored).resolve(), info)

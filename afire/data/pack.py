@@ -1,4 +1,4 @@
-"""Pack: decode and resize every film once, in parallel, into one memory-mapped array.
+"""Films as tensors, from a pack, a manifest or a folder; and packing: decode and resize every film once, in parallel.
 
     DIR/images.npy        (N, S, S) uint8 or uint16
     DIR/manifest.parquet  the films that are in the pack; column meta:pack_row is the row in images.npy
@@ -6,9 +6,7 @@
 
 While packing, ``images.npy.part`` is filled chunk by chunk and ``journal.jsonl`` says which chunks are on disk, so a
 kill loses at most the chunks in flight and a rerun continues. A skipped film keeps its (empty) row: rows never move,
-and once the file is mended a rerun fills it in.
-
-Films as tensors, from whatever the user has: a pack, a manifest or a folder of images.
+and once the file is fixed a rerun fills it in.
 """
 
 from __future__ import annotations
@@ -133,8 +131,8 @@ def _refuse_other(out: Path, manifest: Manifest, settings: PackSettings) -> None
     theirs = read_json(record)
     different = [key for key in mine if theirs.get(key) != mine[key]]
     if different:
-        words = ", ".join(f"{key} {theirs.get(key)} there, {mine[key]} asked" for key in different)
-        raise UserError(f"{out} holds another pack ({words}); choose another --out or delete that folder.")
+        differences = ", ".join(f"{key} {theirs.get(key)} there, {mine[key]} asked" for key in different)
+        raise UserError(f"{out} holds another pack ({differences}); choose another --out or delete that folder.")
 
 
 def _allocate(out: Path, count: int, settings: PackSettings) -> None:
@@ -172,7 +170,7 @@ def _fill(
                 logger.warning("skipped %s: %s", names[row], error)
             if bad and on_error == "stop":
                 raise UserError(
-                    f"{bad[0][1].rstrip('.')}. The films packed so far are kept: mend the file and run again, "
+                    f"{bad[0][1].rstrip('.')}. The films packed so far are kept: fix the file and run again, "
                     "or use --on-error skip."
                 )
 
@@ -215,7 +213,7 @@ def _pack_chunk(
 
 
 def _read_journal(out: Path) -> dict[int, dict[str, str]]:
-    """Results by row; later lines win, and a line torn by a kill is left out."""
+    """Results by row; later lines win, and a line truncated by a kill is left out."""
     results: dict[int, dict[str, str]] = {}
     if not (out / JOURNAL).exists():
         return results
@@ -407,11 +405,12 @@ def _refuse_other_reading(films: Films | PackSettings, fit: Fit, voi: Voi, sourc
 
 
 def open_manifest(source: Path, root: Path | None = None) -> Manifest:
-    """The manifest of a pack folder, of a manifest file, or of a folder of images."""
+    """The manifest of a pack or a phantom, which lies in its folder, of a manifest file, or of a folder of images."""
     if not source.exists():
         raise UserError(f"{source} does not exist; give a pack, a manifest (.parquet or .csv) or a folder of films.")
     if is_pack(source):
         read_summary(source)
+    if (source / MANIFEST).is_file():
         return read_manifest(source / MANIFEST, root)
     if source.is_dir():
         from afire.data.sources.folders import build_folder

@@ -1,13 +1,13 @@
 """Splits by patient: official lists, validation carved from train, nested label fractions, grouped folds.
 
-A split is stored as lists of *patients*, so no patient can be in two parts, and carries a hash of the films that
+A split is stored as lists of *patients*, so no patient can be in two subsets, and carries a hash of the films that
 those patients bring. Result files quote that hash; two results with one hash were measured on the same films.
 
 All random choices come from one idea, :func:`stratified_order`: a shuffled order of the patients in which every
 prefix holds each finding in about its own share. A prefix is then a label fraction (so 1 % lies inside 10 %), a
-validation or a test part; cut into k equal pieces it gives the folds.
+validation or a test subset; cut into k equal pieces it gives the folds.
 
-Several manifests as one, for a pre-training on more than one set.
+Manifests are joined here too, for a pre-training on more than one set: a split file of each may become its lists.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Scope = Literal["all", "listed"]
 
 @dataclass(frozen=True)
 class Split:
-    """Which patients are in which part, how that was decided, and the hash of the films it means."""
+    """Which patients are in which subset, how that was decided, and the hash of the films it means."""
 
     patients: Mapping[str, Sequence[str]]
     scope: Scope  # listed: only films to which the manifest gives a split; all: every film of these patients
@@ -41,41 +41,43 @@ class Split:
     hash: str
 
     def rows(self, manifest: Manifest) -> dict[str, np.ndarray]:
-        """Row numbers of each part in ``manifest``; refused when the films are not those the split was made for."""
-        parts = _rows(manifest, self.patients_in(manifest), self.scope)
-        found = films_hash(manifest, parts)
-        if found != self.hash:
-            counts = ", ".join(f"{part} {len(rows)} instead of {self.films[part]}" for part, rows in parts.items())
+        """Row numbers of each subset in ``manifest``; refused when the films are not those the split was made for."""
+        subsets = _rows(manifest, self.patients_in(manifest), self.scope)
+        here = films_hash(manifest, subsets)
+        if here != self.hash:
+            counts = ", ".join(
+                f"{subset} {len(rows)} instead of {self.films[subset]}" for subset, rows in subsets.items()
+            )
             raise UserError(
-                f"the split does not fit this manifest: its hash is {self.hash[:12]}, the films here give {found[:12]} "
+                f"the split does not fit this manifest: its hash is {self.hash[:12]}, the films here give {here[:12]} "
                 f"({counts}); make the split again with `afire data split`."
             )
-        return parts
+        return subsets
 
     def patients_in(self, manifest: Manifest) -> dict[str, list[str]]:
-        """The patients of each part as ``manifest`` calls them: ids of earlier versions are hashes by now."""
+        """The patients of each subset as ``manifest`` calls them: ids of earlier versions are hashes by now."""
         own = set(manifest.table["patient"])
         return {
-            part: [name if name in own else hash_patient(name) for name in members]
-            for part, members in self.patients.items()
+            subset: [name if name in own else hash_patient(name) for name in members]
+            for subset, members in self.patients.items()
         }
 
 
-def films_hash(manifest: Manifest, parts: Mapping[str, np.ndarray]) -> str:
-    """Hash of the set of (part, film) pairs; the order of rows does not matter."""
+def films_hash(manifest: Manifest, subsets: Mapping[str, np.ndarray]) -> str:
+    """Hash of the set of (subset, film) pairs; the order of rows does not matter."""
     images = manifest.table["image"].to_numpy()
-    lines = sorted(f"{part}\t{image}" for part, rows in parts.items() for image in images[rows])
+    lines = sorted(f"{subset}\t{image}" for subset, rows in subsets.items() for image in images[rows])
     return sha256_text("\n".join(lines))
 
 
 def official_split(manifest: Manifest, val_share: float = 0.1, seed: int = 0) -> Split:
-    """The manifest's own split; a validation part is carved from train where the lists have none."""
+    """The manifest's own split; a validation subset is carved from train where the lists have none."""
     _check_share(val_share, "validation")
     listed = manifest.table["split"]
     if not (listed == "train").any():
         raise UserError("the manifest lists no training films; give --test to draw a split at random by patient.")
     _refuse_crossing_patients(manifest)
-    patients = {part: _patients(manifest, listed == part) for part in SPLITS}
+    patients = {subset: _patients(manifest, listed == subset) for subset in SPLITS}
     if not patients["val"] and val_share > 0:
         order = stratified_order(manifest, patients["train"], seed, purpose="val")
         patients["val"], patients["train"] = _prefix(manifest, order, val_share, "listed")
@@ -89,9 +91,9 @@ def random_split(manifest: Manifest, val_share: float = 0.1, test_share: float =
 
 
 def development_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0) -> Split:
-    """Train, val and test drawn by patient from the official training part alone.
+    """Train, val and test drawn by patient from the official training subset alone.
 
-    To choose settings by: the official test films are in no part of it, so nothing can be chosen on them.
+    To choose settings by: the official test films are in no subset of it, so nothing can be chosen on them.
     """
     listed = manifest.table["split"]
     if not (listed == "test").any() or not (listed == "train").any():
@@ -159,17 +161,17 @@ def fraction_of(split: Split, manifest: Manifest, fraction: float, seed: int = 0
 def make_split(
     manifest: Manifest, patients: Mapping[str, Sequence[str]], scope: Scope, method: Mapping[str, Any]
 ) -> Split:
-    """A :class:`Split` of given patients, with its counts and hash; a patient in two parts is refused."""
+    """A :class:`Split` of given patients, with its counts and hash; a patient in two subsets is refused."""
     owner: dict[str, str] = {}
-    for part, members in patients.items():
+    for subset, members in patients.items():
         for patient in members:
-            if owner.setdefault(patient, part) != part:
-                raise UserError(f"patient {patient} would be in {owner[patient]} and in {part}.")
+            if owner.setdefault(patient, subset) != subset:
+                raise UserError(f"patient {patient} would be in {owner[patient]} and in {subset}.")
     rows = _rows(manifest, patients, scope)
     if len(rows["train"]) == 0:
         raise UserError("the split leaves no film to train on; use a smaller validation or test share.")
-    films = {part: len(indices) for part, indices in rows.items()}
-    ordered = {part: sorted(members) for part, members in patients.items()}
+    films = {subset: len(indices) for subset, indices in rows.items()}
+    ordered = {subset: sorted(members) for subset, members in patients.items()}
     return Split(ordered, scope, dict(method), films, films_hash(manifest, rows))
 
 
@@ -183,7 +185,7 @@ def write_split(split: Split, path: Path) -> None:
             "method": dict(split.method),
             "scope": split.scope,
             "films": dict(split.films),
-            "patients": {part: list(members) for part, members in split.patients.items()},
+            "patients": {subset: list(members) for subset, members in split.patients.items()},
         },
     )
 
@@ -220,8 +222,8 @@ def stratified_order(manifest: Manifest, patients: Sequence[str], seed: int, pur
     return sorted(position, key=lambda patient: (position[patient], patient))
 
 
-def _entropy(seed: int, *words: str) -> list[int]:
-    return [seed, *(int(sha256_text(word)[:8], 16) for word in words)]
+def _entropy(seed: int, *names: str) -> list[int]:
+    return [seed, *(int(sha256_text(name)[:8], 16) for name in names)]
 
 
 def _strata(manifest: Manifest) -> dict[str, str]:
@@ -256,7 +258,9 @@ def _prefix(
 def _rows(manifest: Manifest, patients: Mapping[str, Sequence[str]], scope: Scope) -> dict[str, np.ndarray]:
     usable = np.ones(len(manifest), bool) if scope == "all" else (manifest.table["split"] != "").to_numpy()
     column = manifest.table["patient"]
-    return {part: np.flatnonzero(column.isin(list(patients.get(part, ()))).to_numpy() & usable) for part in SPLITS}
+    return {
+        subset: np.flatnonzero(column.isin(list(patients.get(subset, ()))).to_numpy() & usable) for subset in SPLITS
+    }
 
 
 def _patients(manifest: Manifest, keep: pd.Series | None = None) -> list[str]:
@@ -266,12 +270,12 @@ def _patients(manifest: Manifest, keep: pd.Series | None = None) -> list[str]:
 
 def _refuse_crossing_patients(manifest: Manifest) -> None:
     listed = manifest.table[manifest.table["split"] != ""]
-    parts = listed.groupby("patient")["split"].unique()
-    crossing = parts[parts.str.len() > 1]
+    subsets = listed.groupby("patient")["split"].unique()
+    crossing = subsets[subsets.str.len() > 1]
     if len(crossing):
         raise UserError(
             f"{len(crossing)} patients are in more than one split (patient {crossing.index[0]}: "
-            f"{' and '.join(sorted(crossing.iloc[0]))}); mend the manifest, or give --test to draw a split by patient."
+            f"{' and '.join(sorted(crossing.iloc[0]))}); fix the manifest, or give --test to draw a split by patient."
         )
 
 
@@ -281,38 +285,42 @@ def _check_share(share: float, what: str) -> None:
 
 
 def listed_as(manifest: Manifest, split: Split) -> Manifest:
-    """The manifest with a split file's parts as its lists; films that are in no part have an empty split."""
+    """The manifest with a split file's subsets as its lists; films that are in no subset have an empty split."""
     table = manifest.table.copy()
     table["split"] = ""
-    for part, rows in split.rows(manifest).items():
-        table.loc[rows, "split"] = part
+    for subset, rows in split.rows(manifest).items():
+        table.loc[rows, "split"] = subset
     return Manifest(table, manifest.root, {**manifest.info, "split": split.hash})
 
 
-def join_manifests(parts: Mapping[str, Manifest]) -> Manifest:
-    """The films of all ``parts``, by name, under the folder that all their roots share.
+def join_manifests(manifests: Mapping[str, Manifest]) -> Manifest:
+    """The films of all ``manifests``, by name, under the folder that all their roots share.
 
     Patients are told apart by the set's name: ``12`` of one set is not ``12`` of another. A finding that a set does not
     label is unknown in its films, not absent. Official splits, boxes and masks stay.
     """
-    if len(parts) < 2:
+    if len(manifests) < 2:
         raise UserError("joining needs two manifests or more; give --data once for each.")
-    for name, part in parts.items():
-        if SOURCE in part.table:
+    for name, manifest in manifests.items():
+        if SOURCE in manifest.table:
             raise UserError(f"{name} is itself joined; join the sets that it was made of.")
-    root = _common_root(parts)
-    tables = [_moved(name, part, root) for name, part in parts.items()]
+    root = _common_root(manifests)
+    tables = [_moved(name, manifest, root) for name, manifest in manifests.items()]
     table = pd.concat(tables, ignore_index=True)
     info = {
         "dataset": "joined",
-        "sources": [{"name": name, "films": len(part), "hash": part.hash} for name, part in parts.items()],
-        "normal": "; ".join(f"{name}: {part.info.get('normal', 'not said')}" for name, part in parts.items()),
+        "sources": [
+            {"name": name, "films": len(manifest), "hash": manifest.hash} for name, manifest in manifests.items()
+        ],
+        "normal": "; ".join(
+            f"{name}: {manifest.info.get('normal', 'not said')}" for name, manifest in manifests.items()
+        ),
     }
     return make_manifest(table, root, info)
 
 
-def _common_root(parts: Mapping[str, Manifest]) -> Path:
-    roots = {name: part.root.resolve() for name, part in parts.items()}
+def _common_root(manifests: Mapping[str, Manifest]) -> Path:
+    roots = {name: manifest.root.resolve() for name, manifest in manifests.items()}
     try:
         common = Path(os.path.commonpath(list(roots.values())))
     except ValueError:  # different drives
@@ -323,13 +331,13 @@ def _common_root(parts: Mapping[str, Manifest]) -> Path:
     return common
 
 
-def _moved(name: str, part: Manifest, root: Path) -> pd.DataFrame:
+def _moved(name: str, manifest: Manifest, root: Path) -> pd.DataFrame:
     """The table of one set with paths from the common root and patients that carry the set's name."""
-    table = part.table.copy()
-    prefix = part.root.resolve().relative_to(root).as_posix()
+    table = manifest.table.copy()
+    prefix = manifest.root.resolve().relative_to(root).as_posix()
     for column in ("image", "mask"):
         moved = clean_paths(prefix + "/" + table[column], column) if prefix != "." else table[column]
         table[column] = moved.where(table[column] != "", "")
-    table["patient"] = name + ":" + part.table["patient"]
+    table["patient"] = name + ":" + manifest.table["patient"]
     table[SOURCE] = name
     return table

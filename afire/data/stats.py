@@ -23,7 +23,7 @@ _SHOW_COMBINATIONS_FROM = 5  # labels; with fewer the table of labels says it al
 
 
 @dataclass(frozen=True)
-class PartCounts:
+class SplitCounts:
     """Films and patients of one split, and how many of its films are normal."""
 
     films: int
@@ -59,7 +59,7 @@ class Statistics:
     """
 
     hash: str
-    splits: dict[str, PartCounts]
+    splits: dict[str, SplitCounts]
     labels: dict[str, dict[str, LabelCounts]]
     views: dict[str, int]
     films_per_patient: dict[str, float]
@@ -82,7 +82,7 @@ class Statistics:
 def describe(manifest: Manifest, top: int = 20, combinations: bool | None = None) -> Statistics:
     """Count a manifest. Combinations are left out with few labels unless ``combinations`` asks for them."""
     table = manifest.table
-    parts = _parts(table)
+    subsets = _by_split(table)
     wanted = len(manifest.labels) >= _SHOW_COMBINATIONS_FROM if combinations is None else combinations
     every = label_combinations(manifest) if wanted and manifest.labels else []
     ignored = tuple(name for name in NO_DISEASE if name in manifest.labels)
@@ -90,9 +90,9 @@ def describe(manifest: Manifest, top: int = 20, combinations: bool | None = None
     splits_of_patient = table[table["split"] != ""].groupby("patient")["split"].nunique()
     return Statistics(
         hash=manifest.hash,
-        splits={name: _count_part(part) for name, part in parts.items()},
+        splits={name: _count_split(subset) for name, subset in subsets.items()},
         labels={
-            label: {name: _count_label(part, LABEL_PREFIX + label) for name, part in parts.items()}
+            label: {name: _count_label(subset, LABEL_PREFIX + label) for name, subset in subsets.items()}
             for label in manifest.labels
         },
         views={str(view) or "unknown": int(n) for view, n in table["view"].value_counts().items()},
@@ -116,11 +116,11 @@ def label_combinations(manifest: Manifest) -> list[Combination]:
     present = (manifest.table[[LABEL_PREFIX + label for label in labels]] == 1.0).set_axis(labels, axis=1)
     counts = present.value_counts()
     patterns = counts.index.to_frame(index=False).to_numpy(dtype=bool)
-    found = [
+    combinations = [
         Combination(tuple(np.asarray(labels)[pattern].tolist()), int(films))
         for pattern, films in zip(patterns, counts, strict=True)
     ]
-    return _most_frequent_first(found, labels)
+    return _most_frequent_first(combinations, labels)
 
 
 def merge_combinations(combinations: Sequence[Combination], without: Sequence[str]) -> list[Combination]:
@@ -139,20 +139,20 @@ def _most_frequent_first(combinations: list[Combination], labels: Sequence[str])
     return sorted(combinations, key=lambda item: (-item.films, [position[label] for label in item.labels]))
 
 
-def _parts(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def _by_split(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     if (table["split"] == "").all():
         return {TOTAL: table}
-    parts = {split or NO_SPLIT: table[table["split"] == split] for split in (*SPLITS, "")}
-    return {name: part for name, part in parts.items() if len(part)} | {TOTAL: table}
+    subsets = {split or NO_SPLIT: table[table["split"] == split] for split in (*SPLITS, "")}
+    return {name: subset for name, subset in subsets.items() if len(subset)} | {TOTAL: table}
 
 
-def _count_part(part: pd.DataFrame) -> PartCounts:
-    normal, abnormal = int((part["normal"] == 1).sum()), int((part["normal"] == 0).sum())
-    return PartCounts(len(part), int(part["patient"].nunique()), normal, abnormal, len(part) - normal - abnormal)
+def _count_split(subset: pd.DataFrame) -> SplitCounts:
+    normal, abnormal = int((subset["normal"] == 1).sum()), int((subset["normal"] == 0).sum())
+    return SplitCounts(len(subset), int(subset["patient"].nunique()), normal, abnormal, len(subset) - normal - abnormal)
 
 
-def _count_label(part: pd.DataFrame, column: str) -> LabelCounts:
-    positive, negative = part[column] == 1, part[column] == 0
+def _count_label(subset: pd.DataFrame, column: str) -> LabelCounts:
+    positive, negative = subset[column] == 1, subset[column] == 0
     with_label = int(positive.sum())
-    patients = int(part["patient"][positive].nunique())
-    return LabelCounts(with_label, int(negative.sum()), len(part) - with_label - int(negative.sum()), patients)
+    patients = int(subset["patient"][positive].nunique())
+    return LabelCounts(with_label, int(negative.sum()), len(subset) - with_label - int(negative.sum()), patients)

@@ -1,11 +1,10 @@
-"""From draws to lesions: how many, how large, how strong, with which texture, and where.
+"""From draws to painted lesions: how many, how large, how strong, with which texture and where; then their pixels.
+
+Only the pixels inside the lesions' boxes are computed, those of all lesions of a group of films at once. The boxes
+differ in size, so the pixels of all of them form one flat list of P entries; each entry knows its lesion.
 
 Shapes: B films of H x W, V views, S slots, N lesions in all. A sample is one view of one film; samples are numbered
 film by film (film * V + view).
-
-Painting lesions: only the pixels inside their boxes are computed, all lesions of a group of films in one go.
-
-The boxes differ in size, so the pixels of all of them form one flat list of P entries; each entry knows its lesion.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from afire.lesions.places import Draw, PixelPicker, below, lung_field, unit
 
 REFERENCE_SIZE = 224  # sizes in the settings are pixels of a film this large
 HARMONICS = (2, 3, 4, 5)  # of the outline; the first would only shift it
+# Lesions add up as whole multiples of 2^-24: integer sums do not depend on the order in which a GPU adds them.
+FIXED_POINT = 2**24
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,6 @@ def _place(
     left = torch.minimum((column - box_width // 2).clamp(min=0), last_left)
     top = torch.minimum((row - box_height // 2).clamp(min=0), last_top)
     return left, top
-
-
-# Lesions add up as whole multiples of 2^-24: integer sums do not depend on the order in which a GPU adds them.
-FIXED_POINT = 2**24
 
 
 def paint(gray_BHW: Tensor, lesions: Lesions, samples: int, config: LesionConfig) -> Tensor:

@@ -1,15 +1,10 @@
-"""Where lesions get their chance from: 24-bit integers, from a generator or from a key.
+"""Where lesions may lie, and the random numbers that decide it.
 
-Draws are integers, not floats, so that "the k-th of n pixels" is exact integer arithmetic: the same lesion on every
-device, whatever the batch around it.
+Draws are 24-bit integers, from a generator or from a key, not floats, so that "the k-th of n pixels" is exact integer
+arithmetic: the same lesion on every device, whatever the batch around it. Places are bright pixels (Otsu's threshold)
+or the lung field, the dark region that Otsu finds inside the body: rough, for placing lesions, not anatomy.
 
-Shapes: B images, V views, S lesion slots, D = len(Draw) draws for each lesion.
-
-Otsu's threshold for a batch of films, and a random pixel among the chosen ones. Shapes: B films of H x W.
-
-The lung field: the dark region that Otsu finds inside the body. A rough field for placing lesions, not anatomy.
-
-Shapes: B films of H x W, looked at as grids of G x G cells.
+Shapes: B images of H x W, V views, S lesion slots, D = len(Draw) draws for each lesion; lungs on grids of G x G cells.
 """
 
 from __future__ import annotations
@@ -22,11 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 DRAW_BITS = 24  # what a float32 holds exactly
-
 # Constants of splitmix64 (Steele, Lea and Flood 2014), as the signed integers torch knows.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
+_BINS = 256
+_GRID = 56
+_CENTRE = (0.15, 0.80, 0.15, 0.85)  # top, bottom, left, right of the area whose Otsu threshold separates the lungs
+_INSIDE = (0.04, 0.95, 0.04, 0.96)  # dark cells beyond this frame are outside the body
+_GAP = 2  # darkness narrower than 2 * _GAP + 1 cells does not let the outside in
+_SMALLEST_SHARE = 0.02  # of the film; a smaller field is none
 
 
 class Draw(IntEnum):
@@ -96,9 +96,6 @@ def below(draw: Tensor, limit: Tensor | int) -> Tensor:
 def unit(draw: Tensor) -> Tensor:
     """Uniform float32 in [0, 1)."""
     return draw.to(torch.float32) * 2.0**-DRAW_BITS
-
-
-_BINS = 256
 
 
 def otsu_threshold(gray_BHW: Tensor) -> Tensor:
@@ -171,13 +168,6 @@ class PixelPicker:
         column = (along_row <= (rank - before)[:, :, None]).sum(2)
         none = (self.count == 0)[:, None]
         return column.masked_fill(none, 0), row.masked_fill(none, 0)
-
-
-_GRID = 56
-_CENTRE = (0.15, 0.80, 0.15, 0.85)  # top, bottom, left, right of the part whose Otsu threshold separates the lungs
-_INSIDE = (0.04, 0.95, 0.04, 0.96)  # dark cells beyond this frame are outside the body
-_GAP = 2  # darkness narrower than 2 * _GAP + 1 cells does not let the outside in
-_SMALLEST_SHARE = 0.02  # of the film; a smaller field is none
 
 
 def lung_field(gray_BHW: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
-"""Which tokens are abnormal.
+"""Lesions for a batch, from a generator or from the key (seed, epoch, sample, view), and the tokens they make abnormal.
 
-AnatPaste (Sato et al. 2023), the augmentation of the paper's ablation: one patch, blended into the lung field.
+Two kinds: the paper's, painted (:mod:`afire.lesions.painting`), and AnatPaste (Sato et al. 2023), the augmentation of
+its ablation: one patch, blended into the lung field.
 
-Shapes: N = B * V samples (film by film), boxes of h x w pixels.
-
-Lesions for a batch: from a generator, or from the key (seed, epoch, sample, view).
-
-Shapes: B films, C channels, V views, N = B * V samples, film by film: rows i*V .. i*V + V-1 belong to film i.
+Shapes: B films, C channels, V views, N = B * V samples, film by film: rows i*V .. i*V + V-1 belong to film i; boxes of
+h x w pixels.
 """
 
 from __future__ import annotations
@@ -21,75 +19,7 @@ from afire.config import LesionConfig
 from afire.lesions.painting import FIXED_POINT, paint, place_windows, plan, scaled
 from afire.lesions.places import Draw, PixelPicker, drawn, keyed, lung_depth, otsu_with_bright_level, unit
 
-
-def token_labels(mask: Tensor, patch_size: int) -> Tensor:
-    """True (abnormal) where a patch's mean of the mask exceeds the mask's mean over the image.
-
-    mask (B, 1, H, W) >= 0 -> bool (B, L), patches row by row as the patch embedding flattens them. A mask of zeros,
-    or of one value everywhere, has no abnormal token.
-    """
-    if mask.ndim != 4 or mask.shape[1] != 1:
-        raise ValueError(f"mask must have shape (B, 1, H, W), got {tuple(mask.shape)}.")
-    height, width = mask.shape[-2:]
-    if height % patch_size or width % patch_size:
-        raise ValueError(f"the mask's {height} x {width} pixels are not a multiple of patch_size {patch_size}.")
-    patches = functional.avg_pool2d(mask.to(torch.float32), patch_size).flatten(1)
-    # In float64 the mean of equal patches is exactly their value; in float32 rounding could make it a little less.
-    exact = patches if patches.device.type == "mps" else patches.to(torch.float64)
-    return exact > exact.mean(1, keepdim=True)
-
-
 _FLAT_SHARE = 0.5  # of the radius; from there the patch fades out to its edge
-
-
-def paste(
-    images_BCHW: Tensor, gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config: LesionConfig
-) -> tuple[Tensor, Tensor]:
-    """Images (N, C, H, W) with one patch each, and the share of the patch in each pixel, (N, 1, H, W).
-
-    The patch is cut around a highlighted pixel, keeps its size, and is pasted around a lung pixel:
-    ``x' = x + share * (patch - x)``, with a share that fades out towards the patch's and the lungs' edges.
-    """
-    films, views = draws_BVSD.shape[:2]
-    height, width = gray_BHW.shape[1:]
-    draws = draws_BVSD[:, :, 0].unbind(2)  # one lesion for each view: the first slot's draws
-    side = scaled(config.paste_size, height, width)
-    box_width, box_height = min(side, width), min(side, height)
-    depth_BHW = lung_depth(gray_BHW)
-    column, row = PixelPicker(depth_BHW > 0).pick(draws[Draw.LUNG])
-    left = (column - box_width // 2).clamp(0, width - box_width).flatten()
-    top = (row - box_height // 2).clamp(0, height - box_height).flatten()
-    from_left, from_top = place_windows(highlighted, draws, (box_width, box_height))
-
-    device = gray_BHW.device
-    samples = torch.arange(films * views, device=device)[:, None, None]
-    film = samples // views
-    across, down = (
-        torch.arange(box_width, device=device)[None, None, :],
-        torch.arange(box_height, device=device)[None, :, None],
-    )
-    to_x, to_y = left[:, None, None] + across, top[:, None, None] + down
-    patch = gray_BHW[film, from_top.flatten()[:, None, None] + down, from_left.flatten()[:, None, None] + across]
-    amplitude = config.amplitude_min + unit(draws[Draw.AMPLITUDE]) * (config.amplitude_max - config.amplitude_min)
-    share = amplitude.flatten()[:, None, None] * _fading(box_height, box_width, device) * depth_BHW[film, to_y, to_x]
-
-    mask = torch.zeros(films * views, height, width, device=device)
-    mask[samples, to_y, to_x] = share
-    lesioned = images_BCHW.repeat_interleave(views, 0).permute(0, 2, 3, 1)  # a view: pixels first, channels last
-    under = lesioned[samples, to_y, to_x]
-    lesioned[samples, to_y, to_x] = under + share[..., None] * (patch[..., None] - under)
-    return lesioned.permute(0, 3, 1, 2), mask[:, None]
-
-
-def _fading(height: int, width: int, device: torch.device) -> Tensor:
-    """1 in the middle of the box, a cosine slope outside, 0 from the inscribed oval on; (h, w)."""
-    v = (torch.arange(height, device=device) + 0.5) * (2 / height) - 1
-    u = (torch.arange(width, device=device) + 0.5) * (2 / width) - 1
-    radius = (u[None, :].square() + v[:, None].square()).sqrt()
-    slope = ((radius - _FLAT_SHARE) / (1 - _FLAT_SHARE)).clamp(0, 1)
-    return 0.5 + 0.5 * (slope * torch.pi).cos()
-
-
 _PIXELS_AT_ONCE = {"cpu": 2**21, "gpu": 2**25}  # a GPU wants few large steps, a CPU's cache wants small ones
 _RANGE_TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in [0, 255] does not
 
@@ -186,6 +116,71 @@ def _paint_mask(
         headroom = (bright_B[:, None, None] - gray_BHW).clamp_(min=0).repeat_interleave(views, 0)
         mask_out[:, 0] += headroom.mul_(layers[1].clamp_(max=FIXED_POINT)).mul_(1 / FIXED_POINT)
     mask_out.clamp_(max=1)
+
+
+def paste(
+    images_BCHW: Tensor, gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config: LesionConfig
+) -> tuple[Tensor, Tensor]:
+    """Images (N, C, H, W) with one patch each, and the share of the patch in each pixel, (N, 1, H, W).
+
+    The patch is cut around a highlighted pixel, keeps its size, and is pasted around a lung pixel:
+    ``x' = x + share * (patch - x)``, with a share that fades out towards the patch's and the lungs' edges.
+    """
+    films, views = draws_BVSD.shape[:2]
+    height, width = gray_BHW.shape[1:]
+    draws = draws_BVSD[:, :, 0].unbind(2)  # one lesion for each view: the first slot's draws
+    side = scaled(config.paste_size, height, width)
+    box_width, box_height = min(side, width), min(side, height)
+    depth_BHW = lung_depth(gray_BHW)
+    column, row = PixelPicker(depth_BHW > 0).pick(draws[Draw.LUNG])
+    left = (column - box_width // 2).clamp(0, width - box_width).flatten()
+    top = (row - box_height // 2).clamp(0, height - box_height).flatten()
+    from_left, from_top = place_windows(highlighted, draws, (box_width, box_height))
+
+    device = gray_BHW.device
+    samples = torch.arange(films * views, device=device)[:, None, None]
+    film = samples // views
+    across, down = (
+        torch.arange(box_width, device=device)[None, None, :],
+        torch.arange(box_height, device=device)[None, :, None],
+    )
+    to_x, to_y = left[:, None, None] + across, top[:, None, None] + down
+    patch = gray_BHW[film, from_top.flatten()[:, None, None] + down, from_left.flatten()[:, None, None] + across]
+    amplitude = config.amplitude_min + unit(draws[Draw.AMPLITUDE]) * (config.amplitude_max - config.amplitude_min)
+    share = amplitude.flatten()[:, None, None] * _fading(box_height, box_width, device) * depth_BHW[film, to_y, to_x]
+
+    mask = torch.zeros(films * views, height, width, device=device)
+    mask[samples, to_y, to_x] = share
+    lesioned = images_BCHW.repeat_interleave(views, 0).permute(0, 2, 3, 1)  # a view: pixels first, channels last
+    under = lesioned[samples, to_y, to_x]
+    lesioned[samples, to_y, to_x] = under + share[..., None] * (patch[..., None] - under)
+    return lesioned.permute(0, 3, 1, 2), mask[:, None]
+
+
+def _fading(height: int, width: int, device: torch.device) -> Tensor:
+    """1 in the middle of the box, a cosine slope outside, 0 from the inscribed oval on; (h, w)."""
+    v = (torch.arange(height, device=device) + 0.5) * (2 / height) - 1
+    u = (torch.arange(width, device=device) + 0.5) * (2 / width) - 1
+    radius = (u[None, :].square() + v[:, None].square()).sqrt()
+    slope = ((radius - _FLAT_SHARE) / (1 - _FLAT_SHARE)).clamp(0, 1)
+    return 0.5 + 0.5 * (slope * torch.pi).cos()
+
+
+def token_labels(mask: Tensor, patch_size: int) -> Tensor:
+    """True (abnormal) where a patch's mean of the mask exceeds the mask's mean over the image.
+
+    mask (B, 1, H, W) >= 0 -> bool (B, L), patches row by row as the patch embedding flattens them. A mask of zeros,
+    or of one value everywhere, has no abnormal token.
+    """
+    if mask.ndim != 4 or mask.shape[1] != 1:
+        raise ValueError(f"mask must have shape (B, 1, H, W), got {tuple(mask.shape)}.")
+    height, width = mask.shape[-2:]
+    if height % patch_size or width % patch_size:
+        raise ValueError(f"the mask's {height} x {width} pixels are not a multiple of patch_size {patch_size}.")
+    patches = functional.avg_pool2d(mask.to(torch.float32), patch_size).flatten(1)
+    # In float64 the mean of equal patches is exactly their value; in float32 rounding could make it a little less.
+    exact = patches if patches.device.type == "mps" else patches.to(torch.float64)
+    return exact > exact.mean(1, keepdim=True)
 
 
 def _check_images(images: Tensor, values: bool) -> None:

@@ -1,6 +1,6 @@
-"""Films that are not new: leaks between the parts of a task stop it, and test films that pre-training saw are told.
+"""Films that are not new: leaks between the subsets of a task stop it, and test films that pre-training saw are told.
 
-A leak is one patient, or one and the same film, in two parts. Pre-training sees films without their labels but, as it
+A leak is one patient, or one and the same film, in two subsets. Pre-training sees films without their labels but, as it
 takes normal ones only, it sees one class: test films among them are told apart from the others by being familiar.
 """
 
@@ -22,39 +22,39 @@ from afire.errors import UserError
 from afire.files import sha256_file
 from afire.weights import RandomWeights, Weights
 
-Parts = Mapping[str, NDArray[np.int64]]
+Subsets = Mapping[str, NDArray[np.int64]]
 _BLOCK = 1 << 16
 
 logger = logging.getLogger("afire")
 
 
-def check_no_leaks(manifest: Manifest, parts: Parts, digests: pd.Series | None = None) -> None:
-    """Refuse parts (name -> rows) that share a patient or an exact copy of a film.
+def check_no_leaks(manifest: Manifest, subsets: Subsets, digests: pd.Series | None = None) -> None:
+    """Refuse subsets (name -> rows) that share a patient or an exact copy of a film.
 
     ``digests`` are those of :func:`film_digests`, for callers who check several splits of the same films.
     """
     owner = pd.Series("", index=range(len(manifest)), dtype="object")
-    for part, rows in parts.items():
-        owner.iloc[rows] = part
+    for subset, rows in subsets.items():
+        owner.iloc[rows] = subset
     used = owner != ""
     _refuse(
         manifest,
         owner[used],
         manifest.table["patient"][used],
-        "{count:,} patients have films in more than one part (patient {key}: {first} in {part}, {second} in {other}); "
-        "split by patient with `afire data split`.",
+        "{count:,} patients have films in more than one subset (patient {key}: {first} in {subset}, {second} in "
+        "{other}); split by patient with `afire data split`.",
     )
     copies = (film_digests(manifest) if digests is None else digests)[used]
     _refuse(
         manifest,
         owner[used][copies != ""],
         copies[copies != ""],
-        "{count:,} films have exact copies in another part ({first} in {part} is {second} in {other}); "
+        "{count:,} films have exact copies in another subset ({first} in {subset} is {second} in {other}); "
         "remove one of each, or give copies the same patient id and split again.",
     )
 
 
-def _refuse(manifest: Manifest, owner: pd.Series, key: pd.Series, sentence: str) -> None:
+def _refuse(manifest: Manifest, owner: pd.Series, key: pd.Series, message: str) -> None:
     spread = owner.groupby(key).nunique()
     crossing = spread[spread > 1]
     if len(crossing) == 0:
@@ -63,11 +63,11 @@ def _refuse(manifest: Manifest, owner: pd.Series, key: pd.Series, sentence: str)
     rows = owner[key == example].drop_duplicates()
     images = manifest.table["image"]
     raise UserError(
-        sentence.format(
+        message.format(
             count=len(crossing),
             key=example,
             first=images[rows.index[0]],
-            part=rows.iloc[0],
+            subset=rows.iloc[0],
             second=images[rows.index[1]],
             other=rows.iloc[1],
         )
@@ -85,10 +85,10 @@ def seen_in_pretraining(
     notes = {name: _seen_note(seen, weights[name].name, films.manifest) for name, seen in answers.items()}
     if len(set(notes.values())) > 1:
         notes = {name: f"{name}: {note}" for name, note in notes.items() if note}
-    told = [note for note in dict.fromkeys(notes.values()) if note]
-    for note in told:
+    distinct = [note for note in dict.fromkeys(notes.values()) if note]
+    for note in distinct:
         logger.warning("%s", note)
-    return most_seen(answers.values()), told
+    return most_seen(answers.values()), distinct
 
 
 def _seen_by(weights: Weights, films: Films, rows: NDArray[np.int64]) -> Seen:

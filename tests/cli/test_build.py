@@ -118,7 +118,7 @@ def test_chexpert_takes_5_or_14(tmp_path: Path, afire: Afire) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (["folder", "--root", "{tmp}/nowhere", "--out", "{tmp}/m.csv"], "nowhere does not exist"),
         (["folder", "--root", "{tmp}/films", "--out", "{tmp}/m.xlsx"], "a manifest ends in .parquet or .csv"),
@@ -131,15 +131,13 @@ def test_chexpert_takes_5_or_14(tmp_path: Path, afire: Afire) -> None:
         (["folder", "--root", "{tmp}/films", "--out", "{tmp}/theirs.parquet"], "exists and is no manifest"),
     ],
 )
-def test_mistakes_are_one_sentence(
-    classes: Path, tmp_path: Path, afire: Afire, words: list[str], sentence: str
-) -> None:
+def test_mistakes_are_one_sentence(classes: Path, tmp_path: Path, afire: Afire, words: list[str], message: str) -> None:
     (tmp_path / "theirs.csv").write_text("their,table\n1,2\n")
     (tmp_path / "theirs.parquet").write_bytes(b"theirs")
     before = sorted(path.name for path in tmp_path.iterdir())
     code, out, err = afire("data", "build", *(word.format(tmp=tmp_path) for word in words))
     assert (code, out) == (2, "")
-    assert sentence in " ".join(err.split()) and err.count("\n") == 1
+    assert message in " ".join(err.split()) and err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert (tmp_path / "theirs.csv").read_text() == "their,table\n1,2\n"
 

@@ -45,7 +45,7 @@ def test_quiet_says_nothing_about_a_clean_set(clean: Path, tmp_path: Path) -> No
 
 
 def test_an_error_exits_with_1_and_is_named(clean: Path, tmp_path: Path) -> None:
-    (tmp_path / "films" / "film003.png").write_bytes(b"torn")
+    (tmp_path / "films" / "film003.png").write_bytes(b"truncated")
     code, output = check("--data", clean, "--out", tmp_path / "audit")
     assert code == 1
     assert "1 film cannot be read" in output

@@ -65,7 +65,7 @@ def test_a_broken_film_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["--data", "nowhere"], "does not exist"),
         (["--size", "225"], "not a multiple of encoder.patch_size"),
@@ -74,8 +74,8 @@ def test_a_broken_film_is_left_out(tmp_path: Path) -> None:
         (["--set", "lesions.size_min=100"], "size_min 100.0 is larger than size_max 64"),
     ],
 )
-def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     done = preview("--data", folder, "--out", tmp_path / "sheet.png", *arguments)
     assert isinstance(done.exception, UserError)
-    assert sentence in str(done.exception)
+    assert message in str(done.exception)
     assert not list(tmp_path.iterdir())

@@ -103,10 +103,10 @@ def read(folder: Path, what: Dataset | bytes, **options: Any) -> tuple[np.ndarra
 def refusal(path: Path, **options: Any) -> str:
     with pytest.raises(ImageError) as caught:
         read_film(path, **options)
-    sentence = str(caught.value)
-    assert str(path) in sentence and "\n" not in sentence and sentence.endswith(".")
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message and message.endswith(".")
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    return sentence
+    return message
 
 
 def in_syntax(pixels: np.ndarray, stored: int, syntax: UID) -> Dataset:

@@ -1,4 +1,4 @@
-"""Films from PNG, JPEG, TIFF, BMP and GIF: right numbers, every refusal a sentence, and nothing else ever raised."""
+"""Films from PNG, JPEG, TIFF, BMP and GIF: right numbers, every refusal a message, and nothing else ever raised."""
 
 from __future__ import annotations
 
@@ -216,16 +216,16 @@ def test_content_decides_not_the_name(tmp_path: Path) -> None:
         assert read(tmp_path, data, name)[1].kind == "png"
 
 
-# --- refusals: one sentence that names the file ----------------------------------------------------------------------
+# --- refusals: one message that names the file ----------------------------------------------------------------------
 
 
 def refusal(path: Path, **options: object) -> str:
     with pytest.raises(ImageError) as caught:
         read_film(path, **options)  # type: ignore[arg-type]
-    sentence = str(caught.value)
-    assert str(path) in sentence and "\n" not in sentence and sentence.endswith(".")
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message and message.endswith(".")
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    return sentence
+    return message
 
 
 def test_missing_folder_empty_and_pipe(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ def test_other_image_formats_are_not_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_truncated(tmp_path: Path, kind: str, share: float) -> None:
     data = encoded(Image.fromarray(RNG.integers(0, 256, (64, 64), dtype=np.uint8)), kind)
-    sentence = refusal(write(tmp_path, data[: int(len(data) * share)]))
-    assert "truncated" in sentence or "damaged" in sentence
+    message = refusal(write(tmp_path, data[: int(len(data) * share)]))
+    assert "truncated" in message or "damaged" in message
 
 
 def test_no_pixels(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is not a film, or is damaged, is refused in a sentence before it costs anything."""
+"""What is not a film, or is damaged, is refused in a message before it costs anything."""
 
 from __future__ import annotations
 

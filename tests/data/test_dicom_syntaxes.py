@@ -56,8 +56,8 @@ def test_big_endian_tables(tmp_path: Path) -> None:
 def test_a_missing_decoder_is_named_with_its_cure(tmp_path: Path) -> None:
     dataset = in_syntax(GREY12, 12, RLELossless)
     dataset.file_meta.TransferSyntaxUID = JPEGLSLossless
-    sentence = refusal(write(tmp_path, dataset))
-    assert "JPEG-LS Lossless Image Compression" in sentence and 'pip install "afire[dicom]"' in sentence
+    message = refusal(write(tmp_path, dataset))
+    assert "JPEG-LS Lossless Image Compression" in message and 'pip install "afire[dicom]"' in message
 
 
 @pytest.mark.skipif(len(get_decoder(JPEGExtended12Bit).available_plugins) > 1, reason="a 12-bit decoder is installed")

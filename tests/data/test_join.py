@@ -69,7 +69,7 @@ def test_one_root_inside_the_other(tmp_path: Path) -> None:
     assert joined.table["image"].iloc[6] == "b/0.png"
 
 
-def test_what_cannot_be_joined_is_a_sentence(tmp_path: Path) -> None:
+def test_what_cannot_be_joined_is_one_message(tmp_path: Path) -> None:
     a, b = small_set(tmp_path / "a", "A"), small_set(tmp_path / "b", "B")
     with pytest.raises(UserError, match="two manifests or more"):
         join_manifests({"a": a})

@@ -178,7 +178,7 @@ def test_an_empty_image_path_is_refused(tmp_path: Path, empty: str | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("columns", "sentence"),
+    ("columns", "message"),
     [
         ({"image": ["a.png", "a.png"]}, "a.png more than once \\(1 repeated"),
         ({"split": ["train", "dev"]}, "split 'dev' is not one of train, val, test"),
@@ -192,11 +192,11 @@ def test_an_empty_image_path_is_refused(tmp_path: Path, empty: str | None) -> No
         ({"view": ["PA", "bad\udcff"]}, "column view .* not valid text"),
     ],
 )
-def test_wrong_tables_are_refused_in_words(tmp_path: Path, columns: dict[str, list[object]], sentence: str) -> None:
+def test_wrong_tables_are_refused_in_words(tmp_path: Path, columns: dict[str, list[object]], message: str) -> None:
     frame = pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in columns.items()})
     if "image" not in frame:
         frame["image"] = ["a.png", "sub/b.png"]
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         make_manifest(frame, tmp_path)
 
 
@@ -255,25 +255,25 @@ def test_a_folder_name_is_not_a_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "message"),
     [
-        ("m.parquet", b"PAR1 torn", "not a readable Parquet file"),
+        ("m.parquet", b"PAR1 truncated", "not a readable Parquet file"),
         ("m.csv", b"", "not a readable CSV file"),
         ("m.csv", b"image\na.png\nb.png,1,2\n", "not a readable CSV file"),
         ("m.csv", b"image\nb.png,1\n", "not a readable CSV file"),
         ("m.csv", "image\nü.png\n".encode("latin-1"), "not a readable CSV file"),
-        ("m.csv", b"# afire manifest {torn\nimage\na.png\n", "torn; build it again"),
-        ("m.csv", b"# afire manifest [1]\nimage\na.png\n", "torn; build it again"),
+        ("m.csv", b"# afire manifest {truncated\nimage\na.png\n", "truncated; build it again"),
+        ("m.csv", b"# afire manifest [1]\nimage\na.png\n", "truncated; build it again"),
         ("m.csv", b"path,label\na.png,1\n", "m.csv: the manifest has no column 'image'; its columns are path, label"),
         ("m.csv", b"image\n", "has no rows"),
         ("m.txt", b"image\na.png\n", "ends in .parquet or .csv"),
         ("missing.csv", None, "missing.csv does not exist"),
     ],
 )
-def test_unreadable_files(tmp_path: Path, name: str, content: bytes | None, sentence: str) -> None:
+def test_unreadable_files(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_manifest(tmp_path / name)
     assert "\n" not in str(caught.value)
 

@@ -85,7 +85,7 @@ def test_processes_give_the_same_pack_as_one(tmp_path: Path) -> None:
     assert np.array_equal(np.load(tmp_path / "one/images.npy"), np.load(tmp_path / "two/images.npy"))
 
 
-def test_a_bad_film_stops_and_a_mended_one_continues(tmp_path: Path) -> None:
+def test_a_bad_film_stops_and_a_fixed_one_continues(tmp_path: Path) -> None:
     manifest = draw(tmp_path / "films", 70)
     good = (tmp_path / "films/film0066.png").read_bytes()
     (tmp_path / "films/film0066.png").write_bytes(good[: len(good) // 2])
@@ -97,7 +97,7 @@ def test_a_bad_film_stops_and_a_mended_one_continues(tmp_path: Path) -> None:
     assert pack(manifest, tmp_path / "pack", SMALL, workers=1).films == 70
 
 
-def test_skipped_films_are_named_and_filled_in_once_mended(tmp_path: Path) -> None:
+def test_skipped_films_are_named_and_filled_in_once_fixed(tmp_path: Path) -> None:
     manifest = draw(tmp_path / "films", 5)
     good = (tmp_path / "films/film0002.png").read_bytes()
     (tmp_path / "films/film0002.png").write_bytes(b"")
@@ -108,12 +108,12 @@ def test_skipped_films_are_named_and_filled_in_once_mended(tmp_path: Path) -> No
     decoded = DecodedFilms(films.manifest, 32)
     assert (films[2] - decoded[2]).abs().max() < 0.003  # row 2 is film 3: holes do not shift films
     (tmp_path / "films/film0002.png").write_bytes(good)
-    mended = pack(manifest, tmp_path / "pack", SMALL, workers=1)
-    assert mended.films == 5 and not mended.skipped
-    assert mended.hash == pack(manifest, tmp_path / "fresh", SMALL, workers=1).hash
+    fixed = pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert fixed.films == 5 and not fixed.skipped
+    assert fixed.hash == pack(manifest, tmp_path / "fresh", SMALL, workers=1).hash
 
 
-def test_nothing_readable_is_a_sentence(tmp_path: Path) -> None:
+def test_nothing_readable_is_one_message(tmp_path: Path) -> None:
     manifest = draw(tmp_path / "films", 2)
     for row in range(2):
         manifest.path(row).write_bytes(b"not an image")
@@ -152,7 +152,7 @@ def test_two_writers_are_kept_apart(tmp_path: Path) -> None:
         pack(manifest, tmp_path / "pack", SMALL, workers=1)
 
 
-def test_a_torn_journal_line_is_packed_again(tmp_path: Path) -> None:
+def test_a_truncated_journal_line_is_packed_again(tmp_path: Path) -> None:
     manifest = draw(tmp_path / "films", 3)
     whole = pack(manifest, tmp_path / "pack", SMALL, workers=1)
     journal = tmp_path / "pack/journal.jsonl"
@@ -205,7 +205,13 @@ def test_a_full_disk_ends_no_process_and_a_rerun_continues(tmp_path: Path) -> No
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_wrong_path_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_folder_with_its_own_manifest_is_that_manifest(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 3)
+    write_manifest(Manifest(manifest.table.head(2), manifest.root), tmp_path / "films" / "manifest.parquet")
+    assert open_manifest(tmp_path / "films").table["image"].tolist() == ["film0000.png", "film0001.png"]
+
+
+def test_a_wrong_path_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     ended = commands.run("data", "pack", "--data", tmp_path / "no", "--out", tmp_path / "p", expect=2)
     assert "does not exist" in ended.stderr
     assert not (tmp_path / "p").exists()

@@ -349,7 +349,7 @@ def test_films_do_not_depend_on_count_or_workers(tmp_path: Path) -> None:
     assert small.equals(large.iloc[:20])
 
 
-def test_a_rerun_replaces_only_what_is_missing_or_torn(tmp_path: Path) -> None:
+def test_a_rerun_replaces_only_what_is_missing_or_truncated(tmp_path: Path) -> None:
     out = tmp_path / "p"
     manifest = write_phantom(out, 24, 32, 1, workers=1)
     before = _bytes(out)
@@ -384,7 +384,7 @@ def test_a_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
     command.kill()
     done = len(list(out.glob("images/[0-9]*.png")))
     assert 10 <= done < count and not (out / "manifest.parquet").exists()
-    (out / "images" / ".part-left.png").write_bytes(b"torn")
+    (out / "images" / ".part-left.png").write_bytes(b"truncated")
     resumed = write_phantom(out, count, 64, 1, workers=1)
     assert not list(out.rglob(".part-*"))
     for row in (0, done - 1, done, count - 1):
@@ -394,17 +394,17 @@ def test_a_killed_run_continues_to_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "message"),
     [
         ({"seed": 2}, "seed 1, not 2"),
         ({"size": 64}, "size 32, not 64"),
         ({"normal_share": 0.2}, "normal_share 0.5, not 0.2"),
     ],
 )
-def test_a_folder_with_another_phantom_is_refused(tmp_path: Path, changed: dict[str, float], sentence: str) -> None:
+def test_a_folder_with_another_phantom_is_refused(tmp_path: Path, changed: dict[str, float], message: str) -> None:
     write_phantom(tmp_path / "p", 2, 32, 1, workers=1)
     arguments = {"size": 32, "seed": 1, **changed}
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         write_phantom(tmp_path / "p", 2, workers=1, **arguments)  # type: ignore[arg-type]
 
 
@@ -418,7 +418,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "size", "seed", "normal_share", "sentence"),
+    ("count", "size", "seed", "normal_share", "message"),
     [
         (0, 64, 0, 0.5, "at least 1"),
         (-3, 64, 0, 0.5, "-3 films"),
@@ -430,14 +430,14 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_impossible_settings_are_refused(
-    tmp_path: Path, count: int, size: int, seed: int, normal_share: float, sentence: str
+    tmp_path: Path, count: int, size: int, seed: int, normal_share: float, message: str
 ) -> None:
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         write_phantom(tmp_path / "p", count, size, seed, normal_share=normal_share)
     assert not (tmp_path / "p").exists()
 
 
-def test_a_users_mistake_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
+def test_a_users_mistake_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     ended = commands.run("data", "phantom", "--out", tmp_path / "p", "--count", 0, expect=2)
     assert "at least 1" in ended.stderr
     assert not (tmp_path / "p").exists()

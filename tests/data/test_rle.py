@@ -103,7 +103,7 @@ def test_an_empty_mask_is_not_a_missing_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("1 2 3", "has 3 numbers; they come in pairs"),
         ("1 x", "not a whole number"),
@@ -116,8 +116,8 @@ def test_an_empty_mask_is_not_a_missing_one() -> None:
         ("99999999999999999999999 1", "not a whole number"),
     ],
 )
-def test_malformed_siim(text: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+def test_malformed_siim(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         decode_siim(text, 2, 3)
 
 

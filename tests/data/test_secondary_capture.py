@@ -90,7 +90,7 @@ def test_a_film_without_ids_gets_its_own(tmp_path: Path) -> None:
     assert made.StudyInstanceUID and made.PatientName == "" and made.AccessionNumber == ""
 
 
-def test_a_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+def test_a_damaged_file_is_one_message(tmp_path: Path) -> None:
     broken_sequence = b"\x08\x00\x20\x00SQ\0\0\xff\xff\0\0"  # where the date of the study should be
     (tmp_path / "film.dcm").write_bytes(bytes(128) + b"DICM" + broken_sequence + b"abc")
     with pytest.raises(ImageError):

@@ -157,7 +157,7 @@ def test_a_split_round_trips_and_refuses_other_films(tmp_path: Path) -> None:
         again.rows(fewer)
 
 
-def test_broken_split_files_are_a_sentence(tmp_path: Path) -> None:
+def test_broken_split_files_are_one_message(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"format": 1, "hash": "x"}))
     with pytest.raises(UserError, match="lacks"):
@@ -167,7 +167,7 @@ def test_broken_split_files_are_a_sentence(tmp_path: Path) -> None:
         read_split(path)
 
 
-def test_impossible_requests_are_sentences() -> None:
+def test_impossible_requests_are_messages() -> None:
     manifest = films(10)
     with pytest.raises(UserError, match="nothing to train on"):
         random_split(manifest, val_share=0.6, test_share=0.5)

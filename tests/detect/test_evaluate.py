@@ -137,7 +137,7 @@ def test_a_detector_of_a_pack_knows_its_films_in_the_manifest(model: Path, packe
 def test_a_detector_of_a_pack_knows_its_patients_in_the_manifest(model: Path, packed: Path) -> None:
     everyone = PackedFilms(packed).manifest.table["patient"].to_numpy().copy()
     everyone[-1] = everyone[0]  # the patient of a film that fitted has one in the test
-    with pytest.raises(UserError, match="more than one part"):
+    with pytest.raises(UserError, match="more than one subset"):
         evaluate_detectors(EvalTask([model], as_manifest(packed, patient=everyone), "drawn", device="cpu", draws=20))
 
 

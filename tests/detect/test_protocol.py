@@ -58,14 +58,14 @@ def test_one_class_is_refused(films: PackedFilms, value: float) -> None:
 def test_a_patient_in_two_parts_is_refused(films: PackedFilms) -> None:
     table = films.manifest.table.copy()
     table.loc[[0, 119], "patient"] = "same"
-    with pytest.raises(UserError, match="more than one part"):
+    with pytest.raises(UserError, match="more than one subset"):
         plan_test(Manifest(table, films.manifest.root))
 
 
 def test_known_films_and_patients_are_refused(films: PackedFilms, tmp_path: Path) -> None:
     test = plan_test(films.manifest).rows
     assert check_unseen(tmp_path, films, test).answer == "unknown", "there is no record"
-    with pytest.raises(UserError, match="more than one part"):
+    with pytest.raises(UserError, match="more than one subset"):
         check_unseen(tmp_path, films, test[::2], test[1::2])  # two films a patient
     assert seen_in_pretraining(tmp_path, films, test, from_random=True).answer == "none"
     assert seen_in_pretraining(tmp_path, films, test, from_random=False).answer == "unknown"

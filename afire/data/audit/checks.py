@@ -1,12 +1,11 @@
-"""Which films are negatives, and which look like nothing else in the set.
+"""Checks of single films, of labels and of views; each yields findings.
 
-The main direction of the films (the leading singular vector of their rank pictures, not centred) does not care how many
-of them are negatives, because a film and its negative span the same line. It says which films disagree; which side is
-the right one is told by anatomy: lungs are darker than spine, belly and shoulders, and the corners are darkest.
+Negatives: the main direction of the films (the leading singular vector of their rank pictures, not centred) does not
+care how many of them are negatives, because a film and its negative span the same line. It says which films disagree;
+which side is the right one is told by anatomy: lungs are darker than spine, belly and shoulders, and the corners are
+darkest.
 
-Checks of single films: unreadable, blank, tiny, coloured, negative, unlike the rest.
-
-Checks of labels and views: constant columns, classes missing in a split, views mixed, shortcuts.
+N films, P = 1024 pixels of a rank picture.
 """
 
 from __future__ import annotations
@@ -31,6 +30,83 @@ UNLIKE = 0.1
 _SURE = 0.3  # agreement with the anatomical template from which on the template decides what is positive
 _FEWEST = 20  # films from which a typical film can be made
 _SAMPLE = 4096
+TINY = 64
+"""Films with a side shorter than this (in pixels) hold too little for any task of this package."""
+_BLANK_CONTRAST = 0.005  # a standard deviation of one grey level of 255, or less
+_MOSTLY_NEGATIVE = 0.2  # share of suspected negatives from which on the set, not a film, is the problem
+_HARDLY = 0.03  # difference of two AUCs that is not worth a second warning
+_RARE = 10  # positives in a split, below which an AUC on it is mostly noise
+_MEANING: dict[Group, str] = {
+    "file": "a model may learn the scanner instead of the disease. Report a metadata-only row beside every result.",
+    "pixels": "that may be disease, or the way films were processed. Report this row beside every result.",
+    "other": "if this number was known before the film was read, a model may learn it instead of the disease.",
+    "demographics": "age and sex go with disease, and a model can see them. Report this row beside every result.",
+}
+_WITHOUT: dict[Group, str] = {
+    "file": "can be guessed without looking at the picture",
+    "pixels": "can be guessed from summaries of the film",
+    "other": "can be guessed from a number of the manifest",
+    "demographics": "can be guessed from age or sex",
+}
+
+
+def check_readable(measured: pd.DataFrame) -> Iterator[Finding]:
+    """Films that cannot be read."""
+    rows = np.flatnonzero(measured["error"] != "")
+    if len(rows):
+        it = it_or_them(len(rows))
+        yield Finding(
+            "error",
+            "unreadable",
+            f"{films_in_words(len(rows))} cannot be read; repair {it} or drop {it} from the manifest.",
+            single(rows),
+            tuple(measured["error"].iloc[rows]),
+            {"films": len(rows)},
+        )
+
+
+def check_content(measured: pd.DataFrame) -> Iterator[Finding]:
+    """Films without content, too small ones, and photos."""
+    readable = measured["error"] == ""
+    blank = readable & (measured["constant"] | (measured["contrast"] < _BLANK_CONTRAST))
+    short = measured[["width", "height"]].min(axis=1)
+    tiny, colour = readable & ~blank & (short < TINY), readable & measured["colour"]
+    if blank.any():
+        count = int(blank.sum())
+        message = (
+            f"{films_in_words(count)} {_have(blank)} the same grey value (almost) everywhere; drop {it_or_them(count)}."
+        )
+        yield Finding("warning", "blank", message, single(np.flatnonzero(blank)), (), {"films": count})
+    if tiny.any():
+        rows = np.flatnonzero(tiny)
+        sizes = tuple(f"{measured['width'].iloc[row]} x {measured['height'].iloc[row]}" for row in rows)
+        message = f"{films_in_words(len(rows))} {_have(tiny)} a side shorter than {TINY} pixels: no film is that small."
+        yield Finding("warning", "tiny", message, single(rows), sizes, {"films": len(rows)})
+    if colour.any():
+        message = f"{films_in_words(int(colour.sum()))} {_have(colour)} colours: a photo or a screenshot of a film?"
+        yield Finding("warning", "coloured", message, single(np.flatnonzero(colour)), (), {"films": int(colour.sum())})
+
+
+def check_range(measured: pd.DataFrame) -> Iterator[Finding]:
+    """Files of 16 bits that hold fewer: each film is read by the depth that it uses, so all should use the same."""
+    unused = (measured["error"] == "") & (measured["unused_bits"] > 0)
+    if not unused.any():
+        return
+    rows = np.flatnonzero(unused)
+    deep = (measured["error"] == "") & ~measured["constant"] & (measured["bits"] + measured["unused_bits"] > 8)
+    deep &= measured["file_kind"] != "dicom"
+    depths = measured["bits"][deep].value_counts().sort_index()
+    notes = tuple(f"{measured['bits'].iloc[row]} bits used" for row in rows)
+    numbers = {f"{bits} bits": int(count) for bits, count in depths.items()}
+    listed = ", ".join(f"{bits} bits in {films_in_words(int(count))}" for bits, count in depths.items())
+    what = f"{films_in_words(len(rows))} {'does' if len(rows) == 1 else 'do'} not use all bits of the file ({listed})"
+    if len(depths) == 1:
+        yield Finding(
+            "notice", "unused-bits", f"{what}; white is taken to be that depth's.", single(rows), notes, numbers
+        )
+        return
+    message = f"{what}, so what is white differs from film to film; export all films alike."
+    yield Finding("warning", "unused-bits", message, single(rows), notes, numbers)
 
 
 @dataclass(frozen=True)
@@ -114,73 +190,6 @@ def chest_template() -> NDArray[np.float32]:
     return np.asarray(flat / np.linalg.norm(flat), dtype=np.float32)
 
 
-TINY = 64
-"""Films with a side shorter than this (in pixels) hold too little for any task of this package."""
-_BLANK_CONTRAST = 0.005  # a standard deviation of one grey level of 255, or less
-_MOSTLY_NEGATIVE = 0.2  # share of suspected negatives from which on the set, not a film, is the problem
-
-
-def check_readable(measured: pd.DataFrame) -> Iterator[Finding]:
-    """Films that cannot be read."""
-    rows = np.flatnonzero(measured["error"] != "")
-    if len(rows):
-        it = it_or_them(len(rows))
-        yield Finding(
-            "error",
-            "unreadable",
-            f"{films_in_words(len(rows))} cannot be read; repair {it} or drop {it} from the manifest.",
-            single(rows),
-            tuple(measured["error"].iloc[rows]),
-            {"films": len(rows)},
-        )
-
-
-def check_content(measured: pd.DataFrame) -> Iterator[Finding]:
-    """Films without content, too small ones, and photos."""
-    readable = measured["error"] == ""
-    blank = readable & (measured["constant"] | (measured["contrast"] < _BLANK_CONTRAST))
-    short = measured[["width", "height"]].min(axis=1)
-    tiny, colour = readable & ~blank & (short < TINY), readable & measured["colour"]
-    if blank.any():
-        count = int(blank.sum())
-        sentence = (
-            f"{films_in_words(count)} {_have(blank)} the same grey value (almost) everywhere; drop {it_or_them(count)}."
-        )
-        yield Finding("warning", "blank", sentence, single(np.flatnonzero(blank)), (), {"films": count})
-    if tiny.any():
-        rows = np.flatnonzero(tiny)
-        sizes = tuple(f"{measured['width'].iloc[row]} x {measured['height'].iloc[row]}" for row in rows)
-        sentence = (
-            f"{films_in_words(len(rows))} {_have(tiny)} a side shorter than {TINY} pixels: no film is that small."
-        )
-        yield Finding("warning", "tiny", sentence, single(rows), sizes, {"films": len(rows)})
-    if colour.any():
-        sentence = f"{films_in_words(int(colour.sum()))} {_have(colour)} colours: a photo or a screenshot of a film?"
-        yield Finding("warning", "coloured", sentence, single(np.flatnonzero(colour)), (), {"films": int(colour.sum())})
-
-
-def check_range(measured: pd.DataFrame) -> Iterator[Finding]:
-    """Files of 16 bits that hold fewer: each film is read by the depth that it uses, so all should use the same."""
-    unused = (measured["error"] == "") & (measured["unused_bits"] > 0)
-    if not unused.any():
-        return
-    rows = np.flatnonzero(unused)
-    deep = (measured["error"] == "") & ~measured["constant"] & (measured["bits"] + measured["unused_bits"] > 8)
-    deep &= measured["file_kind"] != "dicom"
-    depths = measured["bits"][deep].value_counts().sort_index()
-    notes = tuple(f"{measured['bits'].iloc[row]} bits used" for row in rows)
-    numbers = {f"{bits} bits": int(count) for bits, count in depths.items()}
-    listed = ", ".join(f"{bits} bits in {films_in_words(int(count))}" for bits, count in depths.items())
-    what = f"{films_in_words(len(rows))} {'does' if len(rows) == 1 else 'do'} not use all bits of the file ({listed})"
-    if len(depths) == 1:
-        yield Finding(
-            "notice", "unused-bits", f"{what}; white is taken to be that depth's.", single(rows), notes, numbers
-        )
-        return
-    sentence = f"{what}, so what is white differs from film to film; export all films alike."
-    yield Finding("warning", "unused-bits", sentence, single(rows), notes, numbers)
-
-
 def _have(which: pd.Series) -> str:
     return "has" if int(which.sum()) == 1 else "have"
 
@@ -196,26 +205,22 @@ def check_polarity(polarity: Polarity) -> Iterator[Finding]:
         what = "so black and white are not used in one sense" if most else f"look at {it_or_them(len(suspects))}"
         percent = f" ({share:.0%})" if share >= 0.01 else ""
         like = "looks like a negative" if len(suspects) == 1 else "look like negatives"
-        sentence = f"{films_in_words(len(suspects))} of {known:,}{percent} {like}, judged by {judged}; {what}."
+        message = f"{films_in_words(len(suspects))} of {known:,}{percent} {like}, judged by {judged}; {what}."
         yield Finding(
             "error" if most else "warning",
             "polarity",
-            sentence,
+            message,
             single(suspects),
             tuple(f"agreement {polarity.agreement[row]:+.2f}" for row in suspects),
             {"films": len(suspects), "share": share, "anatomy": polarity.anatomy},
         )
     if len(unlike):
-        sentence = (
+        message = (
             f"{films_in_words(len(unlike))} {'is' if len(unlike) == 1 else 'are'} unlike the typical film of this set: "
-            "lying on the side, collimated to a part, or not a chest."
+            "lying on the side, collimated to a piece, or not a chest."
         )
         notes = tuple(f"agreement {polarity.agreement[row]:+.2f}" for row in unlike)
-        yield Finding("notice", "unlike", sentence, single(unlike), notes, {"films": len(unlike)})
-
-
-_HARDLY = 0.03  # difference of two AUCs that is not worth a second warning
-_RARE = 10  # positives in a part, below which an AUC on it is mostly noise
+        yield Finding("notice", "unlike", message, single(unlike), notes, {"films": len(unlike)})
 
 
 def check_labels(table: pd.DataFrame) -> Iterator[Finding]:
@@ -229,30 +234,30 @@ def check_labels(table: pd.DataFrame) -> Iterator[Finding]:
         names = [name for name in unknown if name != "normal"]
         yield Finding("warning", "empty-labels", f"{_columns(names, 'Label')} unknown for every film.")
     if constant:
-        sentence = (
+        message = (
             f"{_columns(constant, 'Label')} the same for every film that has a value: nothing can be learned or tested."
         )
-        yield Finding("warning", "constant-labels", sentence, numbers={"labels": ", ".join(constant)})
+        yield Finding("warning", "constant-labels", message, numbers={"labels": ", ".join(constant)})
     both = [(name, values) for name, values in columns if values.dropna().nunique() == 2]
     for split in SPLITS:
-        part = (table["split"] == split).to_numpy()
-        if part.any():
-            yield from _check_part(split, [(name, values[part]) for name, values in both])
+        inside = (table["split"] == split).to_numpy()
+        if inside.any():
+            yield from _check_split(split, [(name, values[inside]) for name, values in both])
 
 
-def _check_part(split: str, columns: Sequence[tuple[str, pd.Series]]) -> Iterator[Finding]:
+def _check_split(split: str, columns: Sequence[tuple[str, pd.Series]]) -> Iterator[Finding]:
     one_class = [name for name, values in columns if values.dropna().nunique() < 2]
     if one_class:
-        sentence = f"In the {split} films {_columns(one_class)} never both present and absent: no AUC can be given."
-        yield Finding("warning", "one-class-split", sentence, numbers={"split": split, "labels": ", ".join(one_class)})
+        message = f"In the {split} films {_columns(one_class)} never both present and absent: no AUC can be given."
+        yield Finding("warning", "one-class-split", message, numbers={"split": split, "labels": ", ".join(one_class)})
     rare = {name: int((values == 1).sum()) for name, values in columns if 0 < int((values == 1).sum()) < _RARE}
     rare = {name: count for name, count in rare.items() if name not in one_class}
     if rare and split == "test":
         listed = ", ".join(f"{name} ({count})" for name, count in rare.items())
-        sentence = (
+        message = (
             f"In the test films these are present fewer than {_RARE} times, so numbers on them will be noise: {listed}."
         )
-        yield Finding("notice", "rare-labels", sentence, numbers=dict(rare))
+        yield Finding("notice", "rare-labels", message, numbers=dict(rare))
 
 
 def _columns(names: Sequence[str], word: str = "label") -> str:
@@ -273,29 +278,15 @@ def check_views(table: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Finding
             else "AP films come from the bedside of sicker people, so the view alone can pass for disease."
         )
         level: Level = "warning" if lateral else "notice"
-        sentence = f"Views are mixed ({listed}): {advice}"
+        message = f"Views are mixed ({listed}): {advice}"
         numbers = {str(name): int(count) for name, count in counts.items()}
-        yield Finding(level, "views-mixed", sentence, numbers=dict(numbers))
+        yield Finding(level, "views-mixed", message, numbers=dict(numbers))
     stated = (table["view"] != "") & (measured["file_view"] != "") & (table["view"] != measured["file_view"])
     if stated.any():
         rows = np.flatnonzero(stated)
         notes = tuple(f"manifest {table['view'].iloc[r]}, file {measured['file_view'].iloc[r]}" for r in rows)
-        sentence = f"{films_in_words(len(rows))} with another view in the file than in the manifest."
-        yield Finding("warning", "view-contradicted", sentence, single(rows), notes, {"films": len(rows)})
-
-
-_MEANING: dict[Group, str] = {
-    "file": "a model may learn the scanner instead of the disease. Report a metadata-only row beside every result.",
-    "pixels": "that may be disease, or the way films were processed. Report this row beside every result.",
-    "other": "if this number was known before the film was read, a model may learn it instead of the disease.",
-    "demographics": "age and sex go with disease, and a model can see them. Report this row beside every result.",
-}
-_WITHOUT: dict[Group, str] = {
-    "file": "can be guessed without looking at the picture",
-    "pixels": "can be guessed from summaries of the film",
-    "other": "can be guessed from a number of the manifest",
-    "demographics": "can be guessed from age or sex",
-}
+        message = f"{films_in_words(len(rows))} with another view in the file than in the manifest."
+        yield Finding("warning", "view-contradicted", message, single(rows), notes, {"films": len(rows)})
 
 
 def check_shortcuts(shortcuts: Sequence[Shortcut], drawn_over: str = "patients") -> Iterator[Finding]:
@@ -303,48 +294,50 @@ def check_shortcuts(shortcuts: Sequence[Shortcut], drawn_over: str = "patients")
     groups: tuple[Group, ...] = ("file", "pixels", "other", "demographics")
     for group in groups:
         flagged = [
-            one for one in shortcuts if one.group == group and one.level is not None and _says_more(one, shortcuts)
+            shortcut
+            for shortcut in shortcuts
+            if shortcut.group == group and shortcut.level is not None and _says_more(shortcut, shortcuts)
         ]
-        severe = [one for one in flagged if one.level != "notice"]
-        for label in dict.fromkeys(one.label for one in severe):
-            yield _severe(label, group, [one for one in flagged if one.label == label], drawn_over)
-        mild = [one for one in flagged if one.label not in {other.label for other in severe}]
+        severe = {shortcut.label: None for shortcut in flagged if shortcut.level != "notice"}
+        for label in severe:
+            yield _severe(label, group, [shortcut for shortcut in flagged if shortcut.label == label], drawn_over)
+        mild = [shortcut for shortcut in flagged if shortcut.label not in severe]
         if mild:
             yield _mild(group, mild)
 
 
-def _says_more(one: Shortcut, shortcuts: Sequence[Shortcut]) -> bool:
+def _says_more(shortcut: Shortcut, shortcuts: Sequence[Shortcut]) -> bool:
     """False for all facts together when they guess hardly better than the facts about the file alone."""
-    if one.feature != ALL_FACTS:
+    if shortcut.feature != ALL_FACTS:
         return True
-    rivals = [other.auc for other in shortcuts if other.label == one.label and other.group == "file"]
-    return one.auc > max(rivals, default=0.5) + _HARDLY
+    rivals = [other.auc for other in shortcuts if other.label == shortcut.label and other.group == "file"]
+    return shortcut.auc > max(rivals, default=0.5) + _HARDLY
 
 
-def _severe(label: str, group: Group, found: list[Shortcut], drawn_over: str) -> Finding:
-    level: Level = "error" if any(one.level == "error" for one in found) else "warning"
+def _severe(label: str, group: Group, shortcuts: list[Shortcut], drawn_over: str) -> Finding:
+    level: Level = "error" if any(shortcut.level == "error" for shortcut in shortcuts) else "warning"
     # Ordered by the training films: which fact to name first is a choice, and the test must not make it.
-    named = sorted(found, key=lambda one: (one.level == "notice", not one.single, -one.train_auc))
+    named = sorted(shortcuts, key=lambda each: (each.level == "notice", not each.single, -each.train_auc))
     first = named[0]
     towards = f" ({first.direction} means {label})" if first.direction else ""
     by = f"{first.feature}{' alone' if first.single else ''}{towards}"
-    sentence = (
+    message = (
         f"{label} {_WITHOUT[group]}: {by} {'gives' if first.single else 'give'} AUC {first.auc:.2f} "
         f"({first.low:.2f} to {first.high:.2f}) {_where(first, drawn_over)}"
     )
-    others = [f"{one.feature} {one.auc:.2f}" for one in named[1:] if one.level != "notice"]
-    sentence += f", {', '.join(others)}; {_MEANING[group]}" if others else f"; {_MEANING[group]}"
-    numbers: dict[str, int | float | str | None] = {one.feature: round(one.auc, 4) for one in named}
-    return Finding(level, "shortcut", sentence, numbers={"label": label, **numbers})
+    others = [f"{other.feature} {other.auc:.2f}" for other in named[1:] if other.level != "notice"]
+    message += f", {', '.join(others)}; {_MEANING[group]}" if others else f"; {_MEANING[group]}"
+    numbers: dict[str, int | float | str | None] = {each.feature: round(each.auc, 4) for each in named}
+    return Finding(level, "shortcut", message, numbers={"label": label, **numbers})
 
 
-def _mild(group: Group, found: list[Shortcut]) -> Finding:
+def _mild(group: Group, shortcuts: list[Shortcut]) -> Finding:
     best: dict[str, Shortcut] = {}
-    for one in sorted(found, key=lambda one: (not one.single, -one.train_auc)):
-        best.setdefault(one.label, one)
-    listed = ", ".join(f"{one.label} by {one.feature} (AUC {one.auc:.2f})" for one in best.values())
-    more = f"Partly guessable: {listed}; {_MEANING[group]}"
-    return Finding("notice", "shortcut", more, numbers={one.label: round(one.auc, 4) for one in best.values()})
+    for shortcut in sorted(shortcuts, key=lambda each: (not each.single, -each.train_auc)):
+        best.setdefault(shortcut.label, shortcut)
+    listed = ", ".join(f"{label} by {each.feature} (AUC {each.auc:.2f})" for label, each in best.items())
+    message = f"Partly guessable: {listed}; {_MEANING[group]}"
+    return Finding("notice", "shortcut", message, numbers={label: round(each.auc, 4) for label, each in best.items()})
 
 
 def _where(shortcut: Shortcut, drawn_over: str) -> str:

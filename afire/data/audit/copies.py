@@ -1,5 +1,7 @@
 """Films that occur more than once: exactly, or nearly (recompressed, resized, other grey-scale, mirrored, negative).
 
+Across splits copies leak, within a split they count double; so do patients in two splits, which are checked here too.
+
 Chest films look alike: a 64-bit perceptual hash alone calls hundreds of pairs of different children the same. Two films
 are near-duplicates here when their 32 x 32 rank pictures correlate above 0.99 *and* their hashes differ in few bits;
 follow-up films of one person begin at about 0.985 (docs/audit.md).
@@ -9,8 +11,6 @@ no pair is lost; what is close there is confirmed on the full rank pictures. The
 component and compared in blocks that can hold a close pair: a matrix product, no loop over pairs.
 
 N films, P = 1024 pixels of a rank picture, D components.
-
-Checks of films and patients that occur more than once: across splits they leak, within a split they count double.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from afire.data.manifest import LABEL_PREFIX, Manifest
 
 Relation = Literal["copy", "mirrored", "negative"]
 RELATIONS: tuple[Relation, ...] = ("copy", "mirrored", "negative")
-
 MIN_CORRELATION = 0.99
 MAX_HAMMING = 12
 MAX_PAIRS = 200_000
@@ -39,6 +38,7 @@ MAX_PAIRS = 200_000
 _COMPONENTS = 32
 _SAMPLE = 4096
 _BLOCK = 1024
+Groups = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ def near_pairs(ranks_NP: NDArray[np.uint8], phashes_N: NDArray[np.uint64]) -> li
     ranks, hashes = ranks_NP[usable], phashes_N[usable]
     basis = _principal_axes(ranks)
     plain = _project(ranks, basis)
-    found: dict[tuple[int, int], NearPair] = {}
+    pairs: dict[tuple[int, int], NearPair] = {}
     for relation in RELATIONS:
         # Mirroring and negating are their own inverses, so that looking at one order of each pair is enough.
         other = plain if relation == "copy" else _project(_relate(ranks, relation), basis)
         for first, second in _candidates(plain, other):
-            if len(found) >= MAX_PAIRS:
+            if len(pairs) >= MAX_PAIRS:
                 break
             for a, b, correlation in _confirm(ranks, hashes, first, second, relation):
                 pair = NearPair(int(usable[a]), int(usable[b]), relation, correlation)
-                found.setdefault((pair.first, pair.second), pair)
-    return sorted(found.values(), key=lambda pair: (-pair.correlation, pair.first, pair.second))
+                pairs.setdefault((pair.first, pair.second), pair)
+    return sorted(pairs.values(), key=lambda pair: (-pair.correlation, pair.first, pair.second))
 
 
 def group_pairs(pairs: Sequence[NearPair], count: int) -> list[tuple[int, ...]]:
@@ -186,9 +186,6 @@ def _confirm(
             yield int(a), int(b), min(1.0, float(correlation))
 
 
-Groups = list[tuple[int, ...]]
-
-
 def check_patients(manifest: Manifest) -> Iterator[Finding]:
     """Patients with films in more than one split; and sets that cannot be checked for it."""
     table, unknown = manifest.table, np.flatnonzero(~manifest.patient_known)
@@ -200,25 +197,25 @@ def check_patients(manifest: Manifest) -> Iterator[Finding]:
         )
         return
     if len(unknown):
-        sentence = (
+        message = (
             f"{films_in_words(len(unknown))} {'has' if len(unknown) == 1 else 'have'} no patient id and count as a "
             "patient each, so it cannot be checked that their other films stay in one split."
         )
-        yield Finding("notice", "no-patients", sentence, single(unknown), (), {"films": len(unknown)})
+        yield Finding("notice", "no-patients", message, single(unknown), (), {"films": len(unknown)})
     placed = table[table["split"] != ""]
     splits = placed.groupby("patient")["split"].nunique()
-    torn = splits[splits > 1].index
-    if len(torn) == 0:
+    crossing = splits[splits > 1].index
+    if len(crossing) == 0:
         return
-    rows = placed[placed["patient"].isin(torn)].groupby("patient", sort=True).groups
+    rows = placed[placed["patient"].isin(crossing)].groupby("patient", sort=True).groups
     groups = tuple(tuple(int(row) for row in films) for films in rows.values())
-    sentence = (
-        f"{len(torn):,} patient{' has' if len(torn) == 1 else 's have'} films in more than one split "
+    message = (
+        f"{len(crossing):,} patient{' has' if len(crossing) == 1 else 's have'} films in more than one split "
         f"({sum(map(len, groups)):,} films), so the test shows people that were trained on; split by patient "
         "(afire data split)."
     )
     notes = tuple(", ".join(sorted({str(table["split"].iloc[row]) for row in group})) for group in groups)
-    yield Finding("error", "patients-across-splits", sentence, groups, notes, {"patients": len(torn)})
+    yield Finding("error", "patients-across-splits", message, groups, notes, {"patients": len(crossing)})
 
 
 def check_exact(table: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Finding]:
@@ -231,24 +228,24 @@ def check_exact(table: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Finding
     across, within = _across_splits(table, groups)
     conflicting = [group for group in groups if conflicting_labels(table, group)]
     if across:
-        sentence = (
+        message = (
             f"{_groups(across)} of identical films {_lie(across)} in more than one split, so the test was trained on; "
             "keep each film in one split."
         )
         yield Finding(
-            "error", "copies-across-splits", sentence, tuple(across), _splits_of(table, across), _sizes(across)
+            "error", "copies-across-splits", message, tuple(across), _splits_of(table, across), _sizes(across)
         )
     if conflicting:
-        sentence = (
+        message = (
             f"{_groups(conflicting)} of identical films {_have(conflicting)} different labels; one of them is wrong."
         )
         notes = tuple("differ in " + ", ".join(conflicting_labels(table, group)) for group in conflicting)
-        yield Finding("error", "copies-with-other-labels", sentence, tuple(conflicting), notes, _sizes(conflicting))
+        yield Finding("error", "copies-with-other-labels", message, tuple(conflicting), notes, _sizes(conflicting))
     if within:
         surplus = sum(len(group) - 1 for group in within)
         people = sum(_patients(table, group) > 1 for group in within)
         more = f", {people:,} under different patient ids" if people and _has_patients(table) else ""
-        sentence = (
+        message = (
             f"{_groups(within)} of identical films within a split ({surplus:,} surplus{more}); they count double in "
             "training and in every test."
         )
@@ -258,7 +255,7 @@ def check_exact(table: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Finding
             "byte_identical_groups": same_bytes,
             "under_two_patients": people,
         }
-        yield Finding("warning", "copies", sentence, tuple(within), (), numbers)
+        yield Finding("warning", "copies", message, tuple(within), (), numbers)
 
 
 def check_near(table: pd.DataFrame, pairs: Sequence[NearPair]) -> Iterator[Finding]:
@@ -267,26 +264,26 @@ def check_near(table: pd.DataFrame, pairs: Sequence[NearPair]) -> Iterator[Findi
     groups = group_pairs(pairs, len(table))
     across, within = _across_splits(table, groups)
     if across:
-        sentence = (
+        message = (
             f"{_groups(across)} of nearly identical films {_lie(across)} in more than one split, so the test was "
             "trained on; keep all of a group in one split."
         )
         numbers = {**_sizes(across), "pairs": len(across_pairs)}
-        yield Finding("error", "near-copies-across-splits", sentence, tuple(across), _relations(across, pairs), numbers)
+        yield Finding("error", "near-copies-across-splits", message, tuple(across), _relations(across, pairs), numbers)
     if not within:
         return
     strangers = [group for group in within if _patients(table, group) > 1 and _has_patients(table)]
     conflicting = [group for group in within if conflicting_labels(table, group)]
-    sentence = f"{_groups(within)} of nearly identical films within a split"
+    message = f"{_groups(within)} of nearly identical films within a split"
     if strangers:
-        sentence += f", {len(strangers):,} of them under different patient ids (one person under two ids can leak)"
+        message += f", {len(strangers):,} of them under different patient ids (one person under two ids can leak)"
     if conflicting:
-        sentence += f", {len(conflicting):,} of them with different labels"
+        message += f", {len(conflicting):,} of them with different labels"
     if len(pairs) >= MAX_PAIRS:
-        sentence += f" (the search stopped at {MAX_PAIRS:,} pairs)"
+        message += f" (the search stopped at {MAX_PAIRS:,} pairs)"
     numbers = {**_sizes(within), "under_two_patients": len(strangers), "with_other_labels": len(conflicting)}
     level: Level = "warning" if strangers or conflicting or not _has_patients(table) else "notice"
-    yield Finding(level, "near-copies", sentence + ".", tuple(within), _relations(within, pairs), numbers)
+    yield Finding(level, "near-copies", message + ".", tuple(within), _relations(within, pairs), numbers)
 
 
 def conflicting_labels(table: pd.DataFrame, group: Sequence[int]) -> list[str]:

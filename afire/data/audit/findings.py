@@ -1,6 +1,4 @@
-"""What an audit has to say: findings with a level, a sentence and the films it is about.
-
-Area under the ROC curve, and its interval when the films of one patient are drawn together.
+"""What an audit reports: findings with a level, a message and the films concerned; and the AUC that some are judged by.
 
 N films, B bootstrap draws.
 """
@@ -17,8 +15,9 @@ from numpy.typing import NDArray
 Level = Literal["error", "warning", "notice"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "notice")
 """From worst to mildest. An error invalidates results, a warning may, a notice is worth knowing."""
-
 Number = int | float | str | None
+_DRAWS = 500
+_ROWS_AT_ONCE = 4_000_000  # entries of a draws x films matrix, to bound memory on large sets
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Finding:
 
     level: Level
     kind: str
-    sentence: str
+    message: str
     groups: tuple[tuple[int, ...], ...] = ()
     notes: tuple[str, ...] = ()
     numbers: Mapping[str, Number] = field(default_factory=dict)
@@ -58,7 +57,7 @@ def count_levels(findings: Sequence[Finding]) -> dict[Level, int]:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """One sentence about the whole set."""
+    """A message about the whole set."""
     counts = count_levels(findings)
     if counts["error"]:
         worst = [finding for finding in findings if finding.level == "error"]
@@ -79,10 +78,6 @@ def it_or_them(count: int) -> str:
 def films_in_words(count: int) -> str:
     """``1 film``, ``1,234 films``."""
     return f"{count:,} film{'' if count == 1 else 's'}"
-
-
-_DRAWS = 500
-_ROWS_AT_ONCE = 4_000_000  # entries of a draws x films matrix, to bound memory on large sets
 
 
 def auc(scores_N: NDArray[np.float64], positive_N: NDArray[np.bool_]) -> float:

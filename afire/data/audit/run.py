@@ -16,9 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire._version import __version__
-from afire.data.audit import checks as checks_films
-from afire.data.audit import checks as checks_labels
-from afire.data.audit import copies as checks_copies
+from afire.data.audit import checks, copies
 from afire.data.audit.checks import SUSPECT, UNLIKE, judge_polarity
 from afire.data.audit.collect import default_workers, measure_manifest
 from afire.data.audit.copies import MIN_CORRELATION, NearPair, near_pairs
@@ -28,7 +26,7 @@ from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut, find_shortcuts
 from afire.data.manifest import Manifest
 from afire.files import write_json, write_text
 
-SCHEMA = 1
+SCHEMA = 2
 MEASUREMENTS, REPORT, OFFENDERS = "measurements.parquet", "audit.json", "offenders.csv"
 _FILMS_IN_REPORT = 50
 
@@ -52,7 +50,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """One sentence about the whole set."""
+        """A message about the whole set."""
         return verdict(self.findings)
 
 
@@ -72,16 +70,16 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
     pairs = _near_pairs(ranks, measured)
     findings = sort_findings(
         [
-            *checks_films.check_readable(measured),
-            *checks_copies.check_patients(manifest),
-            *checks_copies.check_exact(table, measured),
-            *checks_copies.check_near(table, pairs),
-            *checks_labels.check_shortcuts(shortcuts, drawn_over(manifest)),
-            *checks_films.check_polarity(judge_polarity(ranks, table["view"].to_list())),
-            *checks_films.check_content(measured),
-            *checks_films.check_range(measured),
-            *checks_labels.check_labels(table),
-            *checks_labels.check_views(table, measured),
+            *checks.check_readable(measured),
+            *copies.check_patients(manifest),
+            *copies.check_exact(table, measured),
+            *copies.check_near(table, pairs),
+            *checks.check_shortcuts(shortcuts, drawn_over(manifest)),
+            *checks.check_polarity(judge_polarity(ranks, table["view"].to_list())),
+            *checks.check_content(measured),
+            *checks.check_range(measured),
+            *checks.check_labels(table),
+            *checks.check_views(table, measured),
         ]
     )
     counts = _count(table, measured)
@@ -89,7 +87,7 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
 
 
 def _near_pairs(ranks_NP: NDArray[np.uint8], measured: pd.DataFrame) -> list[NearPair]:
-    """Near-duplicates among different films: of identical ones only the first takes part."""
+    """Near-duplicates among different films: of identical ones only the first counts."""
     rows = np.flatnonzero(~measured["pixels"].duplicated() & (measured["error"] == ""))
     pairs = near_pairs(ranks_NP[rows], measured["phash"].to_numpy()[rows])
     return [replace(pair, first=int(rows[pair.first]), second=int(rows[pair.second])) for pair in pairs]
@@ -143,7 +141,7 @@ def as_report(audit: Audit) -> dict[str, Any]:
             {
                 "level": finding.level,
                 "kind": finding.kind,
-                "sentence": finding.sentence,
+                "message": finding.message,
                 "numbers": {name: _json_number(value) for name, value in finding.numbers.items()},
                 "film_count": len(finding.films),
                 "films": [str(images.iloc[row]) for row in finding.films[:_FILMS_IN_REPORT]],
@@ -151,8 +149,8 @@ def as_report(audit: Audit) -> dict[str, Any]:
             for finding in audit.findings
         ],
         "shortcuts": [
-            {name: _json_number(value) for name, value in {**asdict(one), "level": one.level}.items()}
-            for one in audit.shortcuts
+            {name: _json_number(value) for name, value in {**asdict(shortcut), "level": shortcut.level}.items()}
+            for shortcut in audit.shortcuts
         ],
         "thresholds": {
             "near_duplicate_correlation": MIN_CORRELATION,
@@ -160,7 +158,7 @@ def as_report(audit: Audit) -> dict[str, Any]:
             "unlike_below": UNLIKE,
             "shortcut_severe": SEVERE,
             "shortcut_notable": NOTABLE,
-            "tiny_below": checks_films.TINY,
+            "tiny_below": checks.TINY,
         },
         "seconds": round(audit.seconds, 2),
     }

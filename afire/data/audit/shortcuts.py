@@ -1,12 +1,11 @@
-"""Guesses of a label: a :data:`Guess` learns on some films and scores others, larger meaning more likely positive.
-
-Rows are positions in the manifest; ``positive`` has one entry for each film of the manifest.
-
-How well a label can be guessed without looking at the picture.
+"""How well a label can be guessed without looking at the picture.
 
 For each label and each fact (size, bytes, view, brightness, ...) the AUC of that fact alone, and of all of them
 together in a small gradient boosting. What may be chosen (the direction of a fact, the boosting's trees) is chosen on
-the training films and judged on the test films; without a test part, by cross-validation over patients.
+the training films and judged on the test films; without test films, by cross-validation over patients.
+
+A :data:`Guess` learns on some films and scores others, larger meaning more likely positive. Rows are positions in the
+manifest; ``positive`` has one entry for each film of the manifest.
 """
 
 from __future__ import annotations
@@ -28,8 +27,19 @@ Rows = NDArray[np.int64]
 Scores = NDArray[np.float64]
 Guess = Callable[[Rows, Rows], Scores]
 """(rows to learn on, rows to score) -> scores of the latter."""
-
 _MOST_FILMS = 20_000  # to learn on: more does not sharpen an AUC that is read to two digits
+SEVERE, NOTABLE = 0.80, 0.65
+"""AUC from which on a shortcut is severe (a result on the set may be that shortcut) or worth a notice."""
+# Small sets show high AUC by chance: the lower end of the interval must clear these, and so must the training films,
+# because what does not show there cannot be learned.
+_SEVERE_LOW, _NOTABLE_LOW = 0.65, 0.5
+_SEVERE_TRAIN, _NOTABLE_TRAIN = 0.65, 0.6
+_FEWEST = 8  # patients of each class, to learn on and to judge on, below which no AUC is given
+_FOLDS = 5
+ALL_FILE, ALL_FACTS = "all file facts together", "all file facts and pixel summaries"
+Judged = Literal["test", "val", "cross-validated"]
+# Facts about the file must not know the label. Disease may move pixel summaries, and goes with age and sex.
+_SEVERE_LEVEL: dict[Group, Level] = {"file": "error", "pixels": "warning", "other": "warning", "demographics": "notice"}
 
 
 def guess_from_one(feature: Feature, positive: NDArray[np.bool_]) -> Guess:
@@ -96,21 +106,6 @@ def out_of_fold(guess: Guess, rows: Rows, folds: NDArray[np.int64]) -> Scores:
     return scores
 
 
-SEVERE, NOTABLE = 0.80, 0.65
-"""AUC from which on a shortcut is severe (a result on the set may be that shortcut) or worth a notice."""
-# Small sets show high AUC by chance: the lower end of the interval must clear these, and so must the training films,
-# because what does not show there cannot be learned.
-_SEVERE_LOW, _NOTABLE_LOW = 0.65, 0.5
-_SEVERE_TRAIN, _NOTABLE_TRAIN = 0.65, 0.6
-_FEWEST = 8  # patients of each class, to learn on and to judge on, below which no AUC is given
-_FOLDS = 5
-ALL_FILE, ALL_FACTS = "all file facts together", "all file facts and pixel summaries"
-
-Judged = Literal["test", "val", "cross-validated"]
-# Facts about the file must not know the label. Disease may move pixel summaries, and goes with age and sex.
-_SEVERE_LEVEL: dict[Group, Level] = {"file": "error", "pixels": "warning", "other": "warning", "demographics": "notice"}
-
-
 @dataclass(frozen=True)
 class Shortcut:
     """One label guessed from one fact, or from several together."""
@@ -146,12 +141,12 @@ class Shortcut:
 
 def find_shortcuts(table: pd.DataFrame, features: Sequence[Feature], generator: np.random.Generator) -> list[Shortcut]:
     """Every fact of every label that has both classes, whatever its AUC, in the order of labels and facts."""
-    found: list[Shortcut] = []
+    shortcuts: list[Shortcut] = []
     for name, values in track(label_columns(table), "shortcuts", unit="labels"):
-        parts = _divide(table, values)
-        if parts is not None:
-            found.extend(_of_label(name, values.to_numpy() == 1.0, parts, features, generator))
-    return found
+        subsets = _divide(table, values)
+        if subsets is not None:
+            shortcuts.extend(_of_label(name, values.to_numpy() == 1.0, subsets, features, generator))
+    return shortcuts
 
 
 def label_columns(table: pd.DataFrame) -> list[tuple[str, pd.Series]]:
@@ -163,7 +158,7 @@ def label_columns(table: pd.DataFrame) -> list[tuple[str, pd.Series]]:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _Subsets:
     """Rows to learn on and rows to judge on (the same when cross-validated); ``folds`` number the former."""
 
     learn: NDArray[np.int64]
@@ -172,13 +167,13 @@ class _Parts:
     patients: NDArray[np.object_]
     judged: Judged
 
-    def only(self, usable: NDArray[np.bool_]) -> _Parts:
+    def only(self, usable: NDArray[np.bool_]) -> _Subsets:
         """Without films whose entry in ``usable``, one for each film of the manifest, is false."""
         learn, judge = usable[self.learn], usable[self.judge]
         return replace(self, learn=self.learn[learn], judge=self.judge[judge], folds=self.folds[learn])
 
     def enough(self, positive: NDArray[np.bool_]) -> bool:
-        """Whether both parts have both classes in numbers that allow an AUC: of people, films of one are alike."""
+        """Whether both subsets have both classes in numbers that allow an AUC: of people, films of one are alike."""
         for rows in (self.learn, self.judge):
             present = positive[rows]
             people = self.patients[rows]
@@ -187,7 +182,7 @@ class _Parts:
         return True
 
 
-def _divide(table: pd.DataFrame, values: pd.Series) -> _Parts | None:
+def _divide(table: pd.DataFrame, values: pd.Series) -> _Subsets | None:
     known, split = values.notna().to_numpy(), table["split"].to_numpy()
     positive, patients = values.to_numpy() == 1.0, table["patient"].to_numpy(dtype=object)
     learn = np.flatnonzero(known & (split == "train"))
@@ -196,12 +191,12 @@ def _divide(table: pd.DataFrame, values: pd.Series) -> _Parts | None:
         ("val", np.flatnonzero(known & (split == "val"))),
     )
     for judged, judge in choices:
-        parts = _Parts(learn, judge, _folds(patients[learn]), patients, judged)
-        if parts.enough(positive):
-            return parts
+        subsets = _Subsets(learn, judge, _folds(patients[learn]), patients, judged)
+        if subsets.enough(positive):
+            return subsets
     rows = np.flatnonzero(known)
-    parts = _Parts(rows, rows, _folds(patients[rows]), patients, "cross-validated")
-    return parts if parts.enough(positive) else None
+    subsets = _Subsets(rows, rows, _folds(patients[rows]), patients, "cross-validated")
+    return subsets if subsets.enough(positive) else None
 
 
 def _folds(patients: NDArray[np.object_]) -> NDArray[np.int64]:
@@ -214,20 +209,22 @@ def _folds(patients: NDArray[np.object_]) -> NDArray[np.int64]:
 def _of_label(
     label: str,
     positive: NDArray[np.bool_],
-    parts: _Parts,
+    subsets: _Subsets,
     features: Sequence[Feature],
     generator: np.random.Generator,
 ) -> Iterator[Shortcut]:
     for feature in features:
-        kept = parts.only(feature.values.notna().to_numpy())
+        kept = subsets.only(feature.values.notna().to_numpy())
         if kept.enough(positive):
             guess = guess_from_one(feature, positive)
             learned = auc(guess(kept.learn, kept.learn), positive[kept.learn])
-            found = Shortcut(label, feature.name, feature.group, "", learned, *_judge(guess, positive, kept, generator))
+            shortcut = Shortcut(
+                label, feature.name, feature.group, "", learned, *_judge(guess, positive, kept, generator)
+            )
             if not feature.is_category:
                 larger = larger_is_positive(feature, positive, kept.learn)
-                found = replace(found, direction="larger" if larger else "smaller")
-            yield found
+                shortcut = replace(shortcut, direction="larger" if larger else "smaller")
+            yield shortcut
     joint: tuple[tuple[str, Group, tuple[Group, ...]], ...] = (
         (ALL_FILE, "file", ("file",)),
         (ALL_FACTS, "pixels", ("file", "pixels")),
@@ -236,21 +233,21 @@ def _of_label(
         chosen = [feature for feature in features if feature.group in members]
         if len(chosen) > 1:
             guess = guess_from_many(chosen, positive)
-            judged = _judge(guess, positive, parts, generator)
-            learned = judged[0]  # already out of fold, unless there is a part to judge on
-            if parts.judged != "cross-validated":
-                learned = auc(out_of_fold(guess, parts.learn, parts.folds), positive[parts.learn])
+            judged = _judge(guess, positive, subsets, generator)
+            learned = judged[0]  # already out of fold, unless other films judge
+            if subsets.judged != "cross-validated":
+                learned = auc(out_of_fold(guess, subsets.learn, subsets.folds), positive[subsets.learn])
             yield Shortcut(label, name, group, "", learned, *judged)
 
 
 def _judge(
-    guess: Guess, positive: NDArray[np.bool_], parts: _Parts, generator: np.random.Generator
+    guess: Guess, positive: NDArray[np.bool_], subsets: _Subsets, generator: np.random.Generator
 ) -> tuple[float, float, float, int, int, Judged]:
     """AUC, low, high, films, positives, judged: the last fields of a :class:`Shortcut`."""
-    if parts.judged == "cross-validated":
-        scores = out_of_fold(guess, parts.learn, parts.folds)
+    if subsets.judged == "cross-validated":
+        scores = out_of_fold(guess, subsets.learn, subsets.folds)
     else:
-        scores = guess(parts.learn, parts.judge)
-    truth = positive[parts.judge]
-    low, high = auc_interval(scores, truth, parts.patients[parts.judge], generator)
-    return auc(scores, truth), low, high, len(truth), int(truth.sum()), parts.judged
+        scores = guess(subsets.learn, subsets.judge)
+    truth = positive[subsets.judge]
+    low, high = auc_interval(scores, truth, subsets.patients[subsets.judge], generator)
+    return auc(scores, truth), low, high, len(truth), int(truth.sum()), subsets.judged

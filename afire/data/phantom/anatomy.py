@@ -297,6 +297,6 @@ class Thorax:
         return np.float32(3.6 * p.breast) * np.where(down > 0, np.sqrt(soft) * (0.55 + 0.45 * soft), soft)
 
 
-def _union(one: Any, other: Any) -> Any:
+def _union(first: Any, second: Any) -> Any:
     """Path length through two overlapping bodies: a little more than the longer, without a crease."""
-    return np.sqrt(np.sqrt(np.square(np.square(one)) + np.square(np.square(other))))
+    return np.sqrt(np.sqrt(np.square(np.square(first)) + np.square(np.square(second))))

@@ -1,12 +1,11 @@
-"""Five diseases as changes of the anatomy, each of another kind.
+"""What a film shows besides a normal chest: five diseases, and things that are no disease.
 
-A nodule puts a ball of water into the lung, a consolidation fills part of a lobe and spares its airways, an effusion
-takes the place of the lung from below, a pneumothorax empties it from above, a large heart pushes it aside. None of
-them paints on the finished image: they change what the rays pass through.
+A disease is a change of the anatomy, each of another kind: a nodule puts a ball of water into the lung, a consolidation
+fills part of a lobe and spares its airways, an effusion takes the place of the lung from below, a pneumothorax empties
+it from above, a large heart pushes it aside. None of them paints on the finished image: they change what the rays pass
+through. A disease returns its extent, an (S, S) image that is above 0.5 where the disease is.
 
-A disease returns its extent, an (S, S) image that is above 0.5 where the disease is.
-
-What a film shows besides the chest: gas in the stomach, leads on the skin, the side marker, the shutters' edge.
+No disease: gas in the stomach, leads on the skin, the side marker, the edge of the shutters.
 """
 
 from __future__ import annotations
@@ -21,6 +20,10 @@ from afire.data.phantom.physics import Array, Frame, dome, mottle, smoothstep
 from afire.data.phantom.skeleton import Shadow, Tree, tubes
 
 DISEASES = ("Nodule", "Consolidation", "Effusion", "Cardiomegaly", "Pneumothorax")
+_STROKES = {
+    "L": [[(0, 0), (0, 1)], [(0, 1), (0.55, 1)]],
+    "R": [[(0, 0), (0, 1)], [(0, 0), (0.4, 0.02), (0.55, 0.25), (0.4, 0.48), (0, 0.5)], [(0.25, 0.5), (0.6, 1)]],
+}
 
 
 @dataclass
@@ -169,12 +172,6 @@ CHANGES: dict[str, Disease] = {
     "Effusion": effusion,
     "Cardiomegaly": cardiomegaly,
     "Pneumothorax": pneumothorax,
-}
-
-
-_STROKES = {
-    "L": [[(0, 0), (0, 1)], [(0, 1), (0.55, 1)]],
-    "R": [[(0, 0), (0, 1)], [(0, 0), (0.4, 0.02), (0.55, 0.25), (0.4, 0.48), (0, 0.5)], [(0.25, 0.5), (0.6, 1)]],
 }
 
 

@@ -1,6 +1,6 @@
-"""Who is on which film, in which part of the data, with which findings: all from the film's number alone.
+"""One film of the phantom, from its number alone: who, in which split and pose, with which findings.
 
-One film: who, in which pose, with which diseases; composed as path lengths through tissue and then exposed.
+It is composed as path lengths through tissue and then exposed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _FILMS_PER_BLOCK = 12
 _PATIENTS_PER_BLOCK = 5
 _GOLDEN = 0.6180339887498949
 _SECOND_FINDING = 0.15
+Bools = NDArray[np.bool_]
 
 
 def patient_of(seed: int, index: int) -> int:
@@ -63,9 +64,6 @@ def draw_findings(seed: int, index: int, normal_share: float) -> tuple[str, ...]
     count = 2 if rng.random() < _SECOND_FINDING else 1
     chosen = rng.permutation(len(DISEASES))[:count]
     return tuple(DISEASES[i] for i in np.sort(chosen))
-
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

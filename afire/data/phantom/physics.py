@@ -1,9 +1,8 @@
-"""The film in centimetres: where each pixel looks through the body, and the curves anatomy is made of.
+"""The film in centimetres, the curves anatomy is made of, and from path lengths to a grey image.
 
 Body coordinates are centimetres with the origin in the midline at the carina: x to the image's right (the patient's
-left), y down, z towards the breastbone. All anatomy is drawn in these, so a film looks alike at every size.
-
-From path lengths to a grey image: attenuation, scatter, noise and the film curve.
+left), y down, z towards the breastbone. All anatomy is drawn in these, so a film looks alike at every size. Exposure is
+attenuation, scatter, noise and the film curve.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from scipy.ndimage import gaussian_filter
 
 Array = NDArray[np.float32]
 Floats = NDArray[np.floating[Any]]
-
 _PURPOSES = (
     "roster",
     "patient",
@@ -34,6 +32,9 @@ _PURPOSES = (
     "objects",
     "pixels",
 )
+WATER = 0.19  # attenuation per cm of soft tissue at chest energies
+BONE = 0.42  # what a cm of bone adds
+LUNG = 0.25  # density of lung against water
 
 
 def stream(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
@@ -149,11 +150,6 @@ def smoothstep(value: Any) -> Any:
 def dome(squared: Any) -> Any:
     """sqrt(1 - squared), 0 outside: the profile of the path length through a round body."""
     return np.sqrt(np.clip(1 - squared, 0, None))
-
-
-WATER = 0.19  # attenuation per cm of soft tissue at chest energies
-BONE = 0.42  # what a cm of bone adds
-LUNG = 0.25  # density of lung against water
 
 
 @dataclass(frozen=True)

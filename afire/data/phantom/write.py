@@ -1,6 +1,6 @@
-"""One film of the phantom on disk: image, mask and lungs as PNG, each whole or not there. Runs in worker processes.
+"""The phantom as a dataset: films, masks, lungs, manifest and settings in one folder. A rerun continues.
 
-The phantom as a dataset: films, masks, lungs, manifest and settings in one folder. A rerun continues.
+Worker processes draw the films; each PNG is whole or not there.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ from afire.progress import progress
 
 MASK_BITS = {name: 1 << bit for bit, name in enumerate(DISEASES)}  # a mask pixel is the sum of the diseases there
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+MANIFEST = "manifest.parquet"
+SETTINGS = "phantom.json"
+_VERSION = 1  # raise it when the same settings give other films
+_SMALLEST, _LARGEST = 32, 2048
+_CHUNK = 16  # films a worker draws between two reports
+_Boxes = dict[int, tuple[Box, ...]]
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,105 @@ class Settings:
     size: int
     seed: int
     normal_share: float
+
+
+def write_phantom(
+    out: Path, count: int, size: int, seed: int, workers: int | None = None, *, normal_share: float = 0.5
+) -> Manifest:
+    """Write films 0 .. ``count`` - 1 of the phantom ``seed`` to ``out`` and return their manifest.
+
+    Films that are there already are kept, so an interrupted run continues and a larger ``count`` adds films.
+    ``workers`` is the number of processes, all cores by default; the films do not depend on it.
+    """
+    _check(count, size, seed, normal_share)
+    settings = Settings(size, seed, normal_share)
+    _claim(out, settings, count)
+    boxes: _Boxes = {}
+    with progress("drawing", count, "films") as bar:
+        for done in _run(out, settings, count, workers):
+            boxes.update(done)
+            bar.advance(len(done))
+    manifest = make_manifest(_table(settings, boxes), out, _about(settings))
+    write_manifest(manifest, out / MANIFEST)
+    return manifest
+
+
+def _check(count: int, size: int, seed: int, normal_share: float) -> None:
+    if count < 1:
+        raise UserError(f"a phantom of {count} films is empty; ask for at least 1.")
+    if not _SMALLEST <= size <= _LARGEST:
+        raise UserError(f"phantom films of {size} px cannot be drawn; choose a size from {_SMALLEST} to {_LARGEST}.")
+    if seed < 0:
+        raise UserError(f"seed {seed} is negative; choose 0 or more.")
+    if not 0 <= normal_share <= 1:
+        raise UserError(f"a normal share of {normal_share:g} is not possible; choose from 0 (all ill) to 1 (all well).")
+
+
+def _identity(settings: Settings) -> dict[str, Any]:
+    return {"version": _VERSION, **asdict(settings)}
+
+
+def _about(settings: Settings) -> dict[str, Any]:
+    return {"builder": "phantom", "normal": "no disease was drawn", "options": _identity(settings)}
+
+
+def _claim(out: Path, settings: Settings, count: int) -> None:
+    """Mark the folder as this phantom's, or say why it cannot be."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; the phantom needs a folder.")
+    wanted = _identity(settings)
+    if (out / SETTINGS).exists():
+        earlier = read_json(out / SETTINGS)
+        earlier = earlier if isinstance(earlier, dict) else {}
+        for name, value in wanted.items():
+            if earlier.get(name) != value:
+                raise UserError(
+                    f"{out} holds a phantom with {name} {earlier.get(name)}, not {value}; choose another folder."
+                )
+        if int(earlier.get("count", 0)) > count:
+            raise UserError(
+                f"{out} holds a phantom of {earlier['count']} films, more than {count}; choose another folder."
+            )
+    elif out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty and holds no phantom; choose a new folder.")
+    for leftover in out.glob("*/.part-*.png"):  # of a run that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+    labels = {"labels": list(DISEASES), "mask_bits": MASK_BITS}
+    write_json(out / SETTINGS, {**wanted, "count": count, **labels})
+
+
+def _table(settings: Settings, boxes: _Boxes) -> pd.DataFrame:
+    rows = []
+    for index in sorted(boxes):
+        diseases = draw_findings(settings.seed, index, settings.normal_share)
+        names = names_of(index, normal=not diseases)
+        number = patient_of(settings.seed, index)
+        rows.append(
+            {
+                "image": names.image,
+                "split": split_of(settings.seed, number),
+                "patient": patient_id(number),
+                "view": "PA",
+                "normal": float(not diseases),
+                **{f"{LABEL_PREFIX}{name}": float(name in diseases) for name in DISEASES},
+                "boxes": json.dumps([asdict(box) for box in boxes[index]]) if diseases else "",
+                "mask": names.mask,
+                "meta:lungs": names.lungs,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _run(out: Path, settings: Settings, count: int, workers: int | None) -> Iterator[_Boxes]:
+    """Boxes of the films as they are finished."""
+    chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
+    processes = min(workers if workers is not None else usable_cores(), len(chunks))
+    try:
+        yield from in_processes(store_films, ((out, settings, chunk) for chunk in chunks), processes)
+    except BrokenProcessPool:
+        raise UserError(
+            "a process that draws films has died, perhaps for lack of memory; run again with fewer workers to continue."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -117,110 +222,3 @@ def _is_whole(path: Path) -> bool:
             return start == _PNG_START and stream.read() == _PNG_END
     except OSError:
         return False
-
-
-MANIFEST = "manifest.parquet"
-SETTINGS = "phantom.json"
-_VERSION = 1  # raise it when the same settings give other films
-_SMALLEST, _LARGEST = 32, 2048
-_CHUNK = 16  # films a worker draws between two reports
-_Boxes = dict[int, tuple[Box, ...]]
-
-
-def write_phantom(
-    out: Path, count: int, size: int, seed: int, workers: int | None = None, *, normal_share: float = 0.5
-) -> Manifest:
-    """Write films 0 .. ``count`` - 1 of the phantom ``seed`` to ``out`` and return their manifest.
-
-    Films that are there already are kept, so an interrupted run continues and a larger ``count`` adds films.
-    ``workers`` is the number of processes, all cores by default; the films do not depend on it.
-    """
-    _check(count, size, seed, normal_share)
-    settings = Settings(size, seed, normal_share)
-    _claim(out, settings, count)
-    boxes: _Boxes = {}
-    with progress("drawing", count, "films") as bar:
-        for done in _run(out, settings, count, workers):
-            boxes.update(done)
-            bar.advance(len(done))
-    manifest = make_manifest(_table(settings, boxes), out, _about(settings))
-    write_manifest(manifest, out / MANIFEST)
-    return manifest
-
-
-def _check(count: int, size: int, seed: int, normal_share: float) -> None:
-    if count < 1:
-        raise UserError(f"a phantom of {count} films is empty; ask for at least 1.")
-    if not _SMALLEST <= size <= _LARGEST:
-        raise UserError(f"phantom films of {size} px cannot be drawn; choose a size from {_SMALLEST} to {_LARGEST}.")
-    if seed < 0:
-        raise UserError(f"seed {seed} is negative; choose 0 or more.")
-    if not 0 <= normal_share <= 1:
-        raise UserError(f"a normal share of {normal_share:g} is not possible; choose from 0 (all ill) to 1 (all well).")
-
-
-def _identity(settings: Settings) -> dict[str, Any]:
-    return {"version": _VERSION, **asdict(settings)}
-
-
-def _about(settings: Settings) -> dict[str, Any]:
-    return {"builder": "phantom", "normal": "no disease was drawn", "options": _identity(settings)}
-
-
-def _claim(out: Path, settings: Settings, count: int) -> None:
-    """Mark the folder as this phantom's, or say why it cannot be."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; the phantom needs a folder.")
-    wanted = _identity(settings)
-    if (out / SETTINGS).exists():
-        found = read_json(out / SETTINGS)
-        found = found if isinstance(found, dict) else {}
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise UserError(
-                    f"{out} holds a phantom with {name} {found.get(name)}, not {value}; choose another folder."
-                )
-        if int(found.get("count", 0)) > count:
-            raise UserError(
-                f"{out} holds a phantom of {found['count']} films, more than {count}; choose another folder."
-            )
-    elif out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty and holds no phantom; choose a new folder.")
-    for leftover in out.glob("*/.part-*.png"):  # of a run that was killed while it wrote
-        leftover.unlink(missing_ok=True)
-    labels = {"labels": list(DISEASES), "mask_bits": MASK_BITS}
-    write_json(out / SETTINGS, {**wanted, "count": count, **labels})
-
-
-def _table(settings: Settings, boxes: _Boxes) -> pd.DataFrame:
-    rows = []
-    for index in sorted(boxes):
-        diseases = draw_findings(settings.seed, index, settings.normal_share)
-        names = names_of(index, normal=not diseases)
-        number = patient_of(settings.seed, index)
-        rows.append(
-            {
-                "image": names.image,
-                "split": split_of(settings.seed, number),
-                "patient": patient_id(number),
-                "view": "PA",
-                "normal": float(not diseases),
-                **{f"{LABEL_PREFIX}{name}": float(name in diseases) for name in DISEASES},
-                "boxes": json.dumps([asdict(box) for box in boxes[index]]) if diseases else "",
-                "mask": names.mask,
-                "meta:lungs": names.lungs,
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def _run(out: Path, settings: Settings, count: int, workers: int | None) -> Iterator[_Boxes]:
-    """Boxes of the films as they are finished."""
-    chunks = [range(start, min(start + _CHUNK, count)) for start in range(0, count, _CHUNK)]
-    processes = min(workers if workers is not None else usable_cores(), len(chunks))
-    try:
-        yield from in_processes(store_films, ((out, settings, chunk) for chunk in chunks), processes)
-    except BrokenProcessPool:
-        raise UserError(
-            "a process that draws films has died, perhaps for lack of memory; run again with fewer workers to continue."
-        ) from None

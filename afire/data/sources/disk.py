@@ -1,9 +1,4 @@
-"""The tables that come with a public dataset: found, read as text, and checked for the columns they should have.
-
-The many names of train, val and test.
-
-What is on disk: one walk through a folder, then sets and dictionaries; never a question to the disk per row.
-"""
+"""What is on disk: films, listed once and then looked up in sets, and the tables that come with a public dataset."""
 
 from __future__ import annotations
 
@@ -24,14 +19,25 @@ from afire.errors import UserError
 from afire.files import require_file, require_folder
 from afire.progress import Progress, progress
 
+_NAMES = {
+    "train": ("train", "training", "trn"),
+    "val": ("val", "valid", "validate", "validation", "dev"),
+    "test": ("test", "testing", "tst"),
+}
+SPLIT_OF = {name: split for split, names in _NAMES.items() for name in names}
+"""``validation`` -> ``val``, for names in lower case."""
+_PREFERRED = (".png", ".jpg", ".jpeg", ".dcm")  # of two files that differ in the ending only
+
+logger = logging.getLogger(__name__)
+
 
 def find_source(folder: Path, names: Sequence[str], what: str) -> Path:
-    """The first of ``names`` in ``folder``, or a sentence that says what was looked for and where."""
-    found = find_optional(folder, names)
-    if found is None:
+    """The first of ``names`` in ``folder``, or a message that says what was looked for and where."""
+    path = find_optional(folder, names)
+    if path is None:
         other = f" (or {', '.join(names[1:])})" if len(names) > 1 else ""
         raise UserError(f"{what} is missing: looked for {names[0]}{other} in {folder}.")
-    return found
+    return path
 
 
 def find_optional(folder: Path, names: Iterable[str]) -> Path | None:
@@ -74,23 +80,9 @@ def about(builder: str, normal: str, /, **options: Any) -> Mapping[str, Any]:
     return {"builder": builder, "normal": normal, "options": options}
 
 
-_NAMES = {
-    "train": ("train", "training", "trn"),
-    "val": ("val", "valid", "validate", "validation", "dev"),
-    "test": ("test", "testing", "tst"),
-}
-SPLIT_OF = {name: split for split, names in _NAMES.items() for name in names}
-"""``validation`` -> ``val``, for names in lower case."""
-
-
 def split_of(name: str) -> str | None:
     """``train``, ``val`` or ``test`` for one of their usual names, whatever its case; else None."""
     return SPLIT_OF.get(name.strip().lower())
-
-
-logger = logging.getLogger(__name__)
-
-_PREFERRED = (".png", ".jpg", ".jpeg", ".dcm")  # of two files that differ in the ending only
 
 
 def list_films(
@@ -123,7 +115,7 @@ def list_films(
 
 
 def require_films(films: list[str], root: Path, below: str | Path = "") -> list[str]:
-    """``films``, or a sentence that none was found."""
+    """``films``, or a message that there is none."""
     if not films:
         kinds = ", ".join(sorted(IMAGE_SUFFIXES))
         raise UserError(f"there are no films in {root / below} or its subfolders; looked for {kinds}.")
@@ -192,23 +184,23 @@ def strip_ending(path: str) -> str:
 
 def by_stem(films: Iterable[str]) -> dict[str, str]:
     """Films by path without ending. Of ``a.png`` and ``a.jpg`` in one folder the first of a fixed order is taken."""
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for film in sorted(films, key=_preference, reverse=True):
-        found[strip_ending(film)] = film
-    return found
+        chosen[strip_ending(film)] = film
+    return chosen
 
 
 def by_name(films: Iterable[str], root: Path) -> dict[str, str]:
     """Films by file name without folder and ending; a name in two folders is refused, because it would be a guess."""
-    found: dict[str, str] = {}
+    films_of: dict[str, str] = {}
     for stem, film in by_stem(films).items():
         name = stem.rpartition("/")[2]
-        if name in found:
+        if name in films_of:
             raise UserError(
-                f"{root} holds {name} twice, as {found[name]} and {film}; choose one folder of films with --images."
+                f"{root} holds {name} twice, as {films_of[name]} and {film}; choose one folder of films with --images."
             )
-        found[name] = film
-    return found
+        films_of[name] = film
+    return films_of
 
 
 def _preference(film: str) -> tuple[int, str]:
@@ -216,12 +208,12 @@ def _preference(film: str) -> tuple[int, str]:
     return (_PREFERRED.index(ending) if ending in _PREFERRED else len(_PREFERRED), film)
 
 
-def keep_present(table: pd.DataFrame, found: pd.Series, root: Path, listed_in: Path | str) -> pd.DataFrame:
-    """The rows whose film is on disk, with ``found`` (a path, or missing) as their ``image``.
+def keep_present(table: pd.DataFrame, films: pd.Series, root: Path, listed_in: Path | str) -> pd.DataFrame:
+    """The rows whose film is on disk, with ``films`` (a path, or missing) as their ``image``.
 
-    Users often have a part of a public set, so rows without a film are counted and left out; none at all is an error.
+    Users often have some of a public set, so rows without a film are counted and left out; none at all is an error.
     """
-    kept = table.assign(image=found)[found.notna()].reset_index(drop=True)
+    kept = table.assign(image=films)[films.notna()].reset_index(drop=True)
     if len(kept) == 0:
         example = f"; the first looked for is {table['image'].iloc[0]}" if len(table) else ""
         raise UserError(f"none of the {len(table):,} films listed in {listed_in} is in {root}{example}.")

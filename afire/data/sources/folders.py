@@ -1,25 +1,4 @@
-"""A flat folder of films without labels: all that pre-training needs.
-
-Class folders: ``class/film.png``, or ``split/class/film.png`` with folders called train, val and test.
-
-ChildCXR (Kermany et al. 2018): paediatric films, normal or pneumonia by bacteria or virus.
-
-The official split is train and test. Kaggle's copy moved 16 training films into a folder ``val``; they go back to
-train, because eight films of a class validate nothing. A ``manifest.csv`` that tells the size of the original files is
-used where there is one: size alone separates the classes of this set, so every table about it needs that baseline.
-
-Films with lung masks, normal or tuberculosis: the Shenzhen and Montgomery sets (Jaeger et al. 2014).
-
-Layouts: ``images/X.jpg`` with ``masks/lungs/X.png``; ``CXR_png/X.png`` with ``mask/X_mask.png`` (Shenzhen, masks by
-Stirenko et al. 2018); ``CXR_png/X.png`` with ``ManualMask/leftMask/X.png`` and ``rightMask/X.png`` (Montgomery). The
-name ends in ``_0`` (normal) or ``_1`` (tuberculosis); an ``index.csv`` with columns name and tb overrules it.
-
-SIIM-ACR pneumothorax segmentation: masks in a run-length coding of their own, several rows per film.
-
-A film with several pneumothoraces has several rows. They are merged here, because a split made over rows puts one
-film into both train and test. There is no official test set with masks, so the split is left empty: draw one by
-patient with ``afire data split``.
-"""
+"""Builders of sets that are folders: a flat one, one folder a class, ChildCXR, lung masks, SIIM-ACR."""
 
 from __future__ import annotations
 
@@ -80,8 +59,9 @@ _NORMAL_NAMES = ("normal", "no finding", "no_finding", "nofinding", "healthy")
 
 
 def build_classes(root: Path, *, normal_class: str | None = None, patient_pattern: str | None = None) -> Manifest:
-    """Each class folder is a label, 1 for its own films and 0 for the others'.
+    """``class/film.png``, or ``split/class/film.png`` with folders called train, val and test.
 
+    Each class folder is a label, 1 for its own films and 0 for the others'.
     The normal class (``normal_class``, or a folder called normal or no finding) fills the column ``normal`` instead:
     as a label it would only say the same twice.
     """
@@ -102,11 +82,11 @@ def build_classes(root: Path, *, normal_class: str | None = None, patient_patter
 
 def _place(films: Sequence[str], root: Path) -> pd.DataFrame:
     """Columns image, split and class; films that lie outside the layout are counted and left out."""
-    parts = [film.split("/") for film in films]
-    has_splits = any(len(part) > 2 and split_of(part[0]) for part in parts)
+    steps = [film.split("/") for film in films]
+    has_splits = any(len(path) > 2 and split_of(path[0]) for path in steps)
     rows = []
-    for film, part in zip(films, parts, strict=True):
-        folders = part[:-1]
+    for film, path in zip(films, steps, strict=True):
+        folders = path[:-1]
         split = split_of(folders[0]) if has_splits and folders else ""
         if has_splits:
             folders = folders[1:]
@@ -128,10 +108,10 @@ def _normal_class(classes: Sequence[str], wanted: str | None) -> str | None:
         if exact is None:
             raise UserError(f"there is no class folder {wanted!r}; the classes are {', '.join(classes)}.")
         return exact
-    found = next((name for name in classes if name.lower() in _NORMAL_NAMES), None)
-    if found is None:
+    normal = next((name for name in classes if name.lower() in _NORMAL_NAMES), None)
+    if normal is None:
         logger.info("no class is called normal; name it with --normal-class to fill the column `normal`")
-    return found
+    return normal
 
 
 CHILDCXR_NORMAL = "1 in NORMAL, 0 in PNEUMONIA"
@@ -143,10 +123,16 @@ _GROUP = re.compile(r"^(person\d+_(?:virus|bacteria)|(?:NORMAL2-)?IM-\d+)[-_.]")
 
 
 def build_childcxr(root: Path) -> Manifest:
-    """``{train,test,val}/{NORMAL,PNEUMONIA}`` in ``root`` or in ``root/chest_xray``, with the official split."""
+    """ChildCXR (Kermany et al. 2018), paediatric films: ``{train,test,val}/{NORMAL,PNEUMONIA}`` in ``root`` or in
+    ``root/chest_xray``, with the official split; pneumonia by bacteria or virus.
+
+    The official split is train and test. Kaggle's copy moved 16 training films into a folder ``val``; they go back to
+    train, because eight films of a class validate nothing. A ``manifest.csv`` that tells the size of the original files
+    is used where there is one: size alone separates the classes, so every table about this set needs that baseline.
+    """
     base = _base(root)
-    parts = [(base / part).relative_to(root) for part in _SPLITS if (base / part).is_dir()]
-    films = [film for part in parts for film in list_films(root, part)]
+    folders = [(base / split).relative_to(root) for split in _SPLITS if (base / split).is_dir()]
+    films = [film for folder in folders for film in list_films(root, folder)]
     table = _from_names(require_films(films, root), root)
     table = _with_sizes(table, base)
     _say_counts(table)
@@ -156,7 +142,7 @@ def build_childcxr(root: Path) -> Manifest:
 def _base(root: Path) -> Path:
     require_folder(root, "root")
     for folder in (root, root / "chest_xray"):
-        if all((folder / part / name).is_dir() for part in ("train", "test") for name in _CLASSES):
+        if all((folder / split / name).is_dir() for split in ("train", "test") for name in _CLASSES):
             return folder
     raise UserError(
         f"{root} does not look like ChildCXR: looked for train/NORMAL, train/PNEUMONIA, test/NORMAL and test/PNEUMONIA "
@@ -166,9 +152,9 @@ def _base(root: Path) -> Path:
 
 def _from_names(films: list[str], root: Path) -> pd.DataFrame:
     """Split, class, kind of pneumonia and patient from ``.../split/class/name``."""
-    parts = [film.split("/") for film in films]
-    table = pd.DataFrame({"image": films, "split": [part[-3] for part in parts], "class": [part[-2] for part in parts]})
-    names = pd.Series([part[-1] for part in parts])
+    steps = [film.split("/") for film in films]
+    table = pd.DataFrame({"image": films, "split": [path[-3] for path in steps], "class": [path[-2] for path in steps]})
+    names = pd.Series([path[-1] for path in steps])
     known = table["class"].isin(_CLASSES) & table["split"].isin(list(_SPLITS))
     if not known.all():
         example = table["image"][~known].iloc[0]
@@ -233,9 +219,12 @@ _LUNG_FOLDERS = ("lung", "lungs", "left", "right", "leftmask", "rightmask", "lef
 
 
 def build_lungmasks(root: Path, *, images: str = "") -> Manifest:
-    """Films outside of mask folders, each with its lung mask; left and right masks are united into the ``rle`` column.
+    """Films with lung masks, normal or tuberculosis: the Shenzhen and Montgomery sets (Jaeger et al. 2014).
 
-    Every film is its own patient, and there is no official split.
+    Layouts: ``images/X.jpg`` with ``masks/lungs/X.png``; ``CXR_png/X.png`` with ``mask/X_mask.png`` (Shenzhen, masks by
+    Stirenko et al. 2018); ``CXR_png/X.png`` with ``ManualMask/leftMask/X.png`` and ``rightMask/X.png`` (Montgomery),
+    which are united into the ``rle`` column. The name ends in ``_0`` (normal) or ``_1`` (tuberculosis); a table
+    ``index.csv`` with columns name and tb overrules it. Every film is its own patient; there is no official split.
     """
     require_folder(root, "root")
     everything = list_films(root)
@@ -249,10 +238,10 @@ def build_lungmasks(root: Path, *, images: str = "") -> Manifest:
         {"image": [films[name] for name in names], LABEL_PREFIX + TUBERCULOSIS: _tuberculosis(names, root)}
     )
     table["normal"] = 1.0 - table[LABEL_PREFIX + TUBERCULOSIS]
-    found = [masks.get(name, []) for name in names]
-    table["mask"] = [paths[0] if len(paths) == 1 else "" for paths in found]
-    table["rle"] = _unite_all(root, found)
-    without = sum(not paths for paths in found)
+    own = [masks.get(name, []) for name in names]
+    table["mask"] = [paths[0] if len(paths) == 1 else "" for paths in own]
+    table["rle"] = _unite_all(root, own)
+    without = sum(not paths for paths in own)
     if without:
         logger.warning("%s of %s films have no lung mask", f"{without:,}", f"{len(names):,}")
     return make_manifest(table, root, {**about("lungmasks", LUNGMASKS_NORMAL, images=images), "mask": "lungs"})
@@ -277,21 +266,21 @@ def _masks_by_name(files: Iterable[str]) -> dict[str, list[str]]:
     return masks
 
 
-def _unite_all(root: Path, found: list[list[str]]) -> list[str]:
+def _unite_all(root: Path, masks: list[list[str]]) -> list[str]:
     """Cells of the column ``rle``: the union of a film's masks where it has several, else empty."""
-    cells = [""] * len(found)
-    several = [row for row, paths in enumerate(found) if len(paths) > 1]
+    cells = [""] * len(masks)
+    several = [row for row, paths in enumerate(masks) if len(paths) > 1]
     if several:
         for row in track(several, "uniting left and right masks", unit="films"):
-            cells[row] = _united(root, found[row])
+            cells[row] = _united(root, masks[row])
     return cells
 
 
 def _united(root: Path, paths: list[str]) -> str:
-    parts = [read_mask(inside_root(root, path, "mask")) for path in paths]
-    if len({part.shape for part in parts}) > 1:
+    masks = [read_mask(inside_root(root, path, "mask")) for path in paths]
+    if len({mask.shape for mask in masks}) > 1:
         raise UserError(f"the masks {' and '.join(paths)} in {root} differ in size.")
-    return encode_rle(np.logical_or.reduce(parts))
+    return encode_rle(np.logical_or.reduce(masks))
 
 
 def _tuberculosis(names: list[str], root: Path) -> list[float]:
@@ -318,7 +307,11 @@ _NOTHING = ("", "-1")
 def build_siim(
     root: Path, *, csv: Path | None = None, images: str = "", size: int = 1024, headers: bool = False
 ) -> Manifest:
-    """Films named ``<ImageId>.dcm`` (or .png, .jpg) anywhere below ``root``, with label and mask.
+    """SIIM-ACR pneumothorax: films named ``<ImageId>.dcm`` (or .png, .jpg) anywhere below ``root``, with their masks.
+
+    A film with several pneumothoraces has several rows in the table. They are merged, because a split made over rows
+    puts one film into both train and test. There is no official test set with masks, so the split is left empty: draw
+    one by patient with ``afire data split``.
 
     ``size`` is the side of the film that the masks were drawn on, not of your copy of it. ``headers`` reads patient
     (as a hash) and view from DICOM; without it every film is its own patient.
@@ -331,8 +324,8 @@ def build_siim(
     masks = rows.groupby("image", sort=True)["mask"].agg(list)
     table = pd.DataFrame({"image": masks.index, "masks": masks.to_numpy()})
     logger.info("%s rows are of %s films", f"{len(rows):,}", f"{len(table):,}")
-    found = table["image"].map(by_name(list_films(root, images), root))
-    table = keep_present(table, found, root, path)
+    films = table["image"].map(by_name(list_films(root, images), root))
+    table = keep_present(table, films, root, path)
     texts = track(table["masks"].tolist(), "reading masks", unit="films")
     table["rle"] = [_merged(text, size, film, path) for film, text in zip(table["image"], texts, strict=True)]
     present = pd.Series([any(text not in _NOTHING for text in texts) for texts in table.pop("masks")])

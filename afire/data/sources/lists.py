@@ -1,19 +1,4 @@
-"""CheXpert (Irvin et al. 2019): labels with an uncertain value, frontal and lateral films.
-
-``valid.csv`` is read by radiologists and serves as the test set, as in the paper and most work since; validation is
-carved from train. ``Path`` starts with the name of the set's folder (``CheXpert-v1.0-small/``), so the root may be that
-folder or the one above it.
-
-MIMIC-CXR-JPG (Johnson et al. 2019): labels per study, split per film, both as gzipped tables.
-
-The normal films of its training part are what the paper pre-trains on: No Finding is 1 and no disease is, with or
-without Support Devices (rows 1 and 2 of the paper's table of label combinations).
-
-NIH ChestX-ray14 (Wang et al. 2017): 112,120 frontal films, 14 findings read from reports by a program.
-
-The official lists are ``train_val_list.txt`` and ``test_list.txt``; they share no patient. The tables name films
-``.png``; copies with another ending are found by name, in any subfolder.
-"""
+"""Builders of public sets with official lists: CheXpert, MIMIC-CXR-JPG, NIH ChestX-ray14."""
 
 from __future__ import annotations
 
@@ -76,7 +61,11 @@ def build_chexpert(
     blank: Blank = "zeros",
     all_views: bool = False,
 ) -> Manifest:
-    """``train.csv`` (train) and ``valid.csv`` (test), frontal films only unless ``all_views``.
+    """CheXpert (Irvin et al. 2019): ``train.csv`` (train) and ``valid.csv`` (test), frontal films unless ``all_views``.
+
+    ``valid.csv`` is read by radiologists and serves as the test set, as in the paper and most work since; validation is
+    carved from train. ``Path`` starts with the name of the set's folder (``CheXpert-v1.0-small/``), so the root may be
+    that folder or the one above it.
 
     ``uncertain`` says what -1 becomes, ``blank`` what a finding that is not mentioned becomes; ``ignore`` is NaN.
     """
@@ -93,9 +82,9 @@ def build_chexpert(
     table = table.join(with_policy(raw[names], uncertain, blank))
     listing = [
         film
-        for part in ("train", "valid")
-        if (base / part).is_dir()
-        for film in list_films(root, (base / part).relative_to(root))
+        for folder in ("train", "valid")
+        if (base / folder).is_dir()
+        for film in list_films(root, (base / folder).relative_to(root))
     ]
     table = keep_present(table, table["image"].map(strip_ending).map(by_stem(listing)), root, f"{base}/*.csv")
     options = {"labels": labels, "uncertain": uncertain, "blank": blank, "all_views": all_views}
@@ -130,7 +119,7 @@ def _read(path: Path, split: str) -> pd.DataFrame:
 
 def _films(source: pd.DataFrame, prefix: Path) -> pd.DataFrame:
     """Path below the root, split, patient, view, age and sex."""
-    # Whatever the folder was called when the tables were made: the part from train/ or valid/ on is what counts.
+    # Whatever the folder was called when the tables were made: what follows from train/ or valid/ on is what counts.
     inner = source["Path"].str.strip().str.extract(r"(?:^|/)((?:train|valid)/.+)$", expand=False)
     if inner.isna().any():
         wrong = source["Path"][inner.isna()].iloc[0]
@@ -159,8 +148,11 @@ _SPLITS = {"train": "train", "validate": "val", "test": "test"}
 def build_mimic(
     root: Path, *, uncertain: Uncertain = "ignore", blank: Blank = "zeros", all_views: bool = False
 ) -> Manifest:
-    """The films below ``root/files`` with the official split and the 14 CheXpert labels of their study.
+    """MIMIC-CXR-JPG (Johnson et al. 2019): the films below ``root/files`` with the official split and the 14 CheXpert
+    labels of their study, both from gzipped tables.
 
+    The normal films of its training list are what the paper pre-trains on: No Finding is 1 and no disease is, with or
+    without Support Devices (rows 1 and 2 of the paper's table of label combinations).
     PA and AP films only, unless ``all_views``; that needs the metadata table, and without it all films are taken.
     """
     require_folder(root, "root")
@@ -242,7 +234,12 @@ _BOX_NAMES = {"Infiltrate": "Infiltration"}
 
 
 def build_nih(root: Path, *, images: str = "") -> Manifest:
-    """The films of ``root`` (or of its folder ``images``) with the official split, 14 labels and the 984 boxes."""
+    """NIH ChestX-ray14 (Wang et al. 2017): the films of ``root`` (or of its folder ``images``) with the official split,
+    14 labels read from reports by a program, and the 984 boxes.
+
+    The official lists are ``train_val_list.txt`` and ``test_list.txt``; they share no patient. The tables name films
+    ``.png``; copies with another ending are found by name, in any subfolder.
+    """
     require_folder(root, "root")
     path = find_source(root, _TABLES, "the table of NIH ChestX-ray14")
     source = read_source(path, [*_NIH_COLUMNS, _WIDTH, _HEIGHT])
@@ -313,4 +310,4 @@ def _boxes(root: Path) -> dict[str, str]:
     ):
         label = _BOX_NAMES.get(label.strip(), label.strip())
         boxes.setdefault(strip_ending(name), []).append({"label": label, "x": x, "y": y, "w": w, "h": h})
-    return {name: json.dumps(found) for name, found in boxes.items()}
+    return {name: json.dumps(listed) for name, listed in boxes.items()}

@@ -1,8 +1,6 @@
-"""Labels in the manner of CheXpert (1, 0, -1 uncertain, empty not mentioned), views and sexes, in one spelling.
+"""Your own CSV, whose columns the options name; and what all builders share: labels, sexes, ages, patients.
 
-Who a film belongs to, where no table says it: from a pattern in its path, or from its DICOM header.
-
-Your own CSV: which column is what is said by options, nothing is guessed.
+Labels are in the manner of CheXpert: 1, 0, -1 uncertain, empty not mentioned.
 """
 
 from __future__ import annotations
@@ -28,99 +26,11 @@ from afire.progress import track
 
 Uncertain = Literal["ones", "zeros", "ignore"]
 Blank = Literal["zeros", "ignore"]
-
 NO_FINDING = "No Finding"
 SUPPORT_DEVICES = "Support Devices"
 _POLICY = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
 
-
-def raw_findings(table: pd.DataFrame, names: Sequence[str], path: Path | str) -> pd.DataFrame:
-    """The columns ``names`` as numbers: 1 present, 0 absent, -1 uncertain, NaN not mentioned."""
-    numbers = pd.DataFrame({name: _as_number(table[name]) for name in names}, index=table.index)
-    for name in names:
-        blank = table[name].str.strip() == ""
-        wrong = table[name][~blank & ~numbers[name].isin([1.0, 0.0, -1.0])]
-        if len(wrong):
-            raise UserError(
-                f"{path}: column {name!r} holds {wrong.iloc[0]!r} in row {wrong.index[0] + 1}; "
-                "expected 1, 0, -1 (uncertain) or empty."
-            )
-    return numbers
-
-
-def _as_number(text: pd.Series) -> pd.Series:
-    numbers: pd.Series = pd.to_numeric(text, errors="coerce").astype("float64")
-    return numbers
-
-
-def with_policy(raw: pd.DataFrame, uncertain: Uncertain, blank: Blank) -> pd.DataFrame:
-    """Label columns of the manifest from :func:`raw_findings`: what uncertain and not mentioned shall count as."""
-    values = raw.to_numpy(dtype="float64")
-    decided = np.where(np.isnan(values), _POLICY[blank], np.where(values == -1.0, _POLICY[uncertain], values))
-    return pd.DataFrame(decided, index=raw.index, columns=[LABEL_PREFIX + name for name in raw.columns])
-
-
-def normal_from(raw: pd.DataFrame, uncertain_is_disease: bool) -> pd.Series:
-    """1 where No Finding is stated and no disease is, 0 where a disease is stated, NaN where neither can be said.
-
-    Support Devices are no disease. With ``uncertain_is_disease`` an uncertain disease makes No Finding doubtful: NaN.
-    """
-    diseases = raw.drop(columns=[NO_FINDING, SUPPORT_DEVICES], errors="ignore")
-    diseased = (diseases == 1.0).any(axis=1)
-    doubtful = (diseases == -1.0).any(axis=1) & uncertain_is_disease
-    normal = np.where(diseased, 0.0, np.where((raw[NO_FINDING] == 1.0) & ~doubtful, 1.0, np.nan))
-    return pd.Series(normal, index=raw.index)
-
-
-def sexes(values: pd.Series) -> pd.Series:
-    """M, F or empty."""
-    first = values.str.strip().str.upper().str[:1]
-    return first.where(first.isin(["M", "F"]), "")
-
-
-def ages(values: pd.Series) -> pd.Series:
-    """Years from ``57`` or ``057Y``; other units, typing errors such as 411 years, and 0 for unknown are left empty."""
-    years = pd.to_numeric(values.str.strip().str.upper().str.removesuffix("Y"), errors="coerce").astype("float64")
-    plausible: pd.Series = years.where((years > 0) & (years <= 120))
-    return plausible
-
-
 logger = logging.getLogger(__name__)
-
-
-def patients_from_pattern(films: Sequence[str], pattern: str | None) -> list[str]:
-    """A hash of the first group of the regular expression ``pattern`` in each path; empty where it does not occur."""
-    if pattern is None:
-        return [""] * len(films)
-    try:
-        expression = re.compile(pattern)
-    except re.error as error:
-        raise UserError(f"--patient-pattern {pattern!r} is not a regular expression: {error}.") from None
-    if expression.groups < 1:
-        raise UserError(f"--patient-pattern {pattern!r} has no group; put the patient in brackets, as in '(p[0-9]+)/'.")
-    matches = [expression.search(film) for film in films]
-    patients = [(match.group(1) or "") if match else "" for match in matches]
-    if not any(patients):
-        raise UserError(f"--patient-pattern {pattern!r} fits none of the {len(films):,} paths, such as {films[0]}.")
-    without = patients.count("")
-    if without:
-        logger.warning("%s of %s films do not fit --patient-pattern: each is its own patient", without, len(films))
-    return hash_patients(pd.Series(patients)).tolist()
-
-
-def read_headers(root: Path, films: Sequence[str]) -> pd.DataFrame:
-    """Columns patient (as a hash) and view from the DICOM header of each film; empty where there is none."""
-    from afire.data.dicom import read_header
-
-    rows: list[tuple[str, str]] = []
-    with quiet_readers():
-        for film in track(films, "reading headers", unit="films"):
-            path = inside_root(root, film)
-            try:
-                rows.append(read_header(path) if is_dicom(path) else ("", ""))
-            except ImageError:  # damaged: the audit names such films
-                rows.append(("", ""))
-    return pd.DataFrame(rows, columns=["patient", "view"])
 
 
 @dataclass(frozen=True)
@@ -190,26 +100,6 @@ def build_table(
     return make_manifest(table, root, about("csv", _normal_rule(columns, no_label_is_normal), **options))
 
 
-def _facts(source: pd.DataFrame, columns: Columns, csv: Path) -> pd.DataFrame:
-    """Columns patient, split, view and meta:X, those that the user named."""
-    table = pd.DataFrame(index=source.index)
-    if columns.patient:
-        table["patient"] = hash_patients(source[columns.patient])
-    if columns.split:
-        table["split"] = _splits(source[columns.split], csv)
-    if columns.view:
-        table["view"] = view_names(source[columns.view])
-    for name in columns.meta:
-        table[META_PREFIX + name] = source[name]
-    return table
-
-
-def _all_absent(labels: pd.DataFrame) -> pd.Series:
-    """1 where every label is 0, 0 where one is 1, else NaN."""
-    known = labels.notna().all(axis=1)
-    return (labels == 0).all(axis=1).astype("float64").where(known | (labels == 1).any(axis=1))
-
-
 def _check(columns: Columns, no_label_is_normal: bool) -> None:
     if no_label_is_normal and (columns.normal or columns.normal_finding):
         raise UserError("--no-label-is-normal and another option both say what is normal; give one of them.")
@@ -227,6 +117,20 @@ def _normal_rule(columns: Columns, no_label_is_normal: bool) -> str:
     if columns.normal_finding is not None:
         return f"1 where {columns.findings} is {columns.normal_finding} alone, 0 where it names another, else unknown"
     return f"the column {columns.normal}" if columns.normal else "unknown for every film"
+
+
+def _facts(source: pd.DataFrame, columns: Columns, csv: Path) -> pd.DataFrame:
+    """Columns patient, split, view and meta:X, those that the user named."""
+    table = pd.DataFrame(index=source.index)
+    if columns.patient:
+        table["patient"] = hash_patients(source[columns.patient])
+    if columns.split:
+        table["split"] = _splits(source[columns.split], csv)
+    if columns.view:
+        table["view"] = view_names(source[columns.view])
+    for name in columns.meta:
+        table[META_PREFIX + name] = source[name]
+    return table
 
 
 def _paths(cells: pd.Series, prefix: str, suffix: str, root: Path, what: str) -> pd.Series:
@@ -251,20 +155,26 @@ def _splits(values: pd.Series, csv: Path) -> pd.Series:
 
 def _labels(source: pd.DataFrame, columns: Columns, uncertain: Uncertain | None, csv: Path) -> pd.DataFrame:
     """Columns normal (if anything says it) and label:X."""
-    parts: list[pd.DataFrame] = []
+    groups: list[pd.DataFrame] = []
     if columns.normal:
         normal = raw_findings(source, [columns.normal], csv).set_axis(["normal"], axis=1)
         if (normal["normal"] == -1).any():
             raise UserError(f"{csv}: column {columns.normal!r} holds -1; expected 1, 0 or empty.")
-        parts.append(normal)
+        groups.append(normal)
     if columns.labels:
         raw = raw_findings(source, columns.labels, csv)
         if uncertain is None and (raw == -1).any(axis=None):
             raise UserError(f"{csv} holds -1 as a label; say with --uncertain what it shall count as.")
-        parts.append(with_policy(raw, uncertain or "ignore", "ignore"))
+        groups.append(with_policy(raw, uncertain or "ignore", "ignore"))
     if columns.findings:
-        parts.append(_named_findings(source[columns.findings], columns))
-    return pd.concat(parts, axis=1) if parts else pd.DataFrame(index=source.index)
+        groups.append(_named_findings(source[columns.findings], columns))
+    return pd.concat(groups, axis=1) if groups else pd.DataFrame(index=source.index)
+
+
+def _all_absent(labels: pd.DataFrame) -> pd.Series:
+    """1 where every label is 0, 0 where one is 1, else NaN."""
+    known = labels.notna().all(axis=1)
+    return (labels == 0).all(axis=1).astype("float64").where(known | (labels == 1).any(axis=1))
 
 
 def _named_findings(cells: pd.Series, columns: Columns) -> pd.DataFrame:
@@ -276,8 +186,8 @@ def _named_findings(cells: pd.Series, columns: Columns) -> pd.DataFrame:
     if normal is None:
         return present.add_prefix(LABEL_PREFIX)
     if normal not in present:
-        found = ", ".join(present.columns[:10])
-        raise UserError(f"no film has the finding {normal!r} in column {columns.findings}; it holds {found}.")
+        names = ", ".join(present.columns[:10])
+        raise UserError(f"no film has the finding {normal!r} in column {columns.findings}; it holds {names}.")
     others = present.drop(columns=normal)
     alone = (present[normal] == 1) & (others.sum(axis=1) == 0)
     others.columns = [LABEL_PREFIX + name for name in others.columns]
@@ -295,3 +205,89 @@ def _present(table: pd.DataFrame, root: Path, csv: Path) -> pd.DataFrame:
             logger.warning("%s masks, such as %s, are not in %s", f"{lost.sum():,}", kept["mask"][lost].iloc[0], root)
             kept["mask"] = kept["mask"].where(~lost, "")
     return kept
+
+
+def patients_from_pattern(films: Sequence[str], pattern: str | None) -> list[str]:
+    """A hash of the first group of the regular expression ``pattern`` in each path; empty where it does not occur."""
+    if pattern is None:
+        return [""] * len(films)
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"--patient-pattern {pattern!r} is not a regular expression: {error}.") from None
+    if expression.groups < 1:
+        raise UserError(f"--patient-pattern {pattern!r} has no group; put the patient in brackets, as in '(p[0-9]+)/'.")
+    matches = [expression.search(film) for film in films]
+    patients = [(match.group(1) or "") if match else "" for match in matches]
+    if not any(patients):
+        raise UserError(f"--patient-pattern {pattern!r} fits none of the {len(films):,} paths, such as {films[0]}.")
+    without = patients.count("")
+    if without:
+        logger.warning("%s of %s films do not fit --patient-pattern: each is its own patient", without, len(films))
+    return hash_patients(pd.Series(patients)).tolist()
+
+
+def read_headers(root: Path, films: Sequence[str]) -> pd.DataFrame:
+    """Columns patient (as a hash) and view from the DICOM header of each film; empty where there is none."""
+    from afire.data.dicom import read_header
+
+    rows: list[tuple[str, str]] = []
+    with quiet_readers():
+        for film in track(films, "reading headers", unit="films"):
+            path = inside_root(root, film)
+            try:
+                rows.append(read_header(path) if is_dicom(path) else ("", ""))
+            except ImageError:  # damaged: the audit names such films
+                rows.append(("", ""))
+    return pd.DataFrame(rows, columns=["patient", "view"])
+
+
+def raw_findings(table: pd.DataFrame, names: Sequence[str], path: Path | str) -> pd.DataFrame:
+    """The columns ``names`` as numbers: 1 present, 0 absent, -1 uncertain, NaN not mentioned."""
+    numbers = pd.DataFrame({name: _as_number(table[name]) for name in names}, index=table.index)
+    for name in names:
+        blank = table[name].str.strip() == ""
+        wrong = table[name][~blank & ~numbers[name].isin([1.0, 0.0, -1.0])]
+        if len(wrong):
+            raise UserError(
+                f"{path}: column {name!r} holds {wrong.iloc[0]!r} in row {wrong.index[0] + 1}; "
+                "expected 1, 0, -1 (uncertain) or empty."
+            )
+    return numbers
+
+
+def _as_number(text: pd.Series) -> pd.Series:
+    numbers: pd.Series = pd.to_numeric(text, errors="coerce").astype("float64")
+    return numbers
+
+
+def with_policy(raw: pd.DataFrame, uncertain: Uncertain, blank: Blank) -> pd.DataFrame:
+    """Label columns of the manifest from :func:`raw_findings`: what uncertain and not mentioned shall count as."""
+    values = raw.to_numpy(dtype="float64")
+    decided = np.where(np.isnan(values), _POLICY[blank], np.where(values == -1.0, _POLICY[uncertain], values))
+    return pd.DataFrame(decided, index=raw.index, columns=[LABEL_PREFIX + name for name in raw.columns])
+
+
+def normal_from(raw: pd.DataFrame, uncertain_is_disease: bool) -> pd.Series:
+    """1 where No Finding is stated and no disease is, 0 where a disease is stated, NaN where neither can be said.
+
+    Support Devices are no disease. With ``uncertain_is_disease`` an uncertain disease makes No Finding doubtful: NaN.
+    """
+    diseases = raw.drop(columns=[NO_FINDING, SUPPORT_DEVICES], errors="ignore")
+    diseased = (diseases == 1.0).any(axis=1)
+    doubtful = (diseases == -1.0).any(axis=1) & uncertain_is_disease
+    normal = np.where(diseased, 0.0, np.where((raw[NO_FINDING] == 1.0) & ~doubtful, 1.0, np.nan))
+    return pd.Series(normal, index=raw.index)
+
+
+def sexes(values: pd.Series) -> pd.Series:
+    """M, F or empty."""
+    first = values.str.strip().str.upper().str[:1]
+    return first.where(first.isin(["M", "F"]), "")
+
+
+def ages(values: pd.Series) -> pd.Series:
+    """Years from ``57`` or ``057Y``; other units, typing errors such as 411 years, and 0 for unknown are left empty."""
+    years = pd.to_numeric(values.str.strip().str.upper().str.removesuffix("Y"), errors="coerce").astype("float64")
+    plausible: pd.Series = years.where((years > 0) & (years <= 120))
+    return plausible

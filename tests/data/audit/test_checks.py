@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from afire.data.audit import checks as checks_films
-from afire.data.audit import checks as checks_labels
-from afire.data.audit import copies as checks_copies
+from afire.data.audit import checks, copies
 from afire.data.audit.checks import Polarity
 from afire.data.audit.collect import as_table
 from afire.data.audit.copies import NearPair
@@ -35,65 +33,65 @@ def kinds(findings: Any) -> dict[str, Finding]:
 
 
 def test_unreadable_films_are_an_error_with_the_reason() -> None:
-    (finding,) = checks_films.check_readable(measured({}, {"error": "1.png is torn."}))
-    assert (finding.level, finding.films, finding.notes) == ("error", [1], ("1.png is torn.",))
-    assert list(checks_films.check_readable(measured({}, {}))) == []
+    (finding,) = checks.check_readable(measured({}, {"error": "1.png is truncated."}))
+    assert (finding.level, finding.films, finding.notes) == ("error", [1], ("1.png is truncated.",))
+    assert list(checks.check_readable(measured({}, {}))) == []
 
 
 def test_blank_tiny_and_coloured_films_are_warnings() -> None:
     films = measured({}, {"constant": True}, {"contrast": 0.001}, {"width": 40}, {"colour": True})
-    found = kinds(checks_films.check_content(films))
+    found = kinds(checks.check_content(films))
     assert {kind: finding.films for kind, finding in found.items()} == {"blank": [1, 2], "tiny": [3], "coloured": [4]}
     assert {finding.level for finding in found.values()} == {"warning"}
-    assert list(checks_films.check_content(measured({}, {"error": "x", "width": 0}))) == []
+    assert list(checks.check_content(measured({}, {"error": "x", "width": 0}))) == []
 
 
 def test_a_few_negatives_warn_and_many_are_an_error() -> None:
     agreement = np.full(100, 0.8)
-    assert list(checks_films.check_polarity(Polarity(agreement, 0.7))) == []
+    assert list(checks.check_polarity(Polarity(agreement, 0.7))) == []
     agreement[3], agreement[5] = -0.6, 0.0
-    found = kinds(checks_films.check_polarity(Polarity(agreement, 0.7)))
+    found = kinds(checks.check_polarity(Polarity(agreement, 0.7)))
     assert (found["polarity"].level, found["polarity"].films) == ("warning", [3])
     assert (found["unlike"].level, found["unlike"].films) == ("notice", [5])
     agreement[:60] = -0.6
-    assert kinds(checks_films.check_polarity(Polarity(agreement, 0.7)))["polarity"].level == "error"
+    assert kinds(checks.check_polarity(Polarity(agreement, 0.7)))["polarity"].level == "error"
 
 
 def test_files_that_hold_fewer_bits_than_they_say() -> None:
     deep, narrow = {"bits": 16, "file_kind": "png"}, {"bits": 12, "unused_bits": 4, "file_kind": "png"}
-    assert list(checks_films.check_range(measured(deep, {"bits": 8, "file_kind": "jpeg"}))) == []
-    (finding,) = checks_films.check_range(measured(narrow, narrow, {"bits": 8, "file_kind": "jpeg"}))
+    assert list(checks.check_range(measured(deep, {"bits": 8, "file_kind": "jpeg"}))) == []
+    (finding,) = checks.check_range(measured(narrow, narrow, {"bits": 8, "file_kind": "jpeg"}))
     assert (finding.level, finding.kind, finding.films) == ("notice", "unused-bits", [0, 1])
-    assert "12 bits in 2 films" in finding.sentence
-    (finding,) = checks_films.check_range(measured(deep, narrow, {**deep, "constant": True}))
-    assert (finding.level, finding.films) == ("warning", [1]) and "white differs from film to film" in finding.sentence
+    assert "12 bits in 2 films" in finding.message
+    (finding,) = checks.check_range(measured(deep, narrow, {**deep, "constant": True}))
+    assert (finding.level, finding.films) == ("warning", [1]) and "white differs from film to film" in finding.message
 
 
 def test_patients_across_splits_are_an_error() -> None:
     films = table(patient=["a", "a", "b", "b"], split=["train", "test", "train", "train"])
-    (finding,) = checks_copies.check_patients(Manifest(films, Path()))
+    (finding,) = copies.check_patients(Manifest(films, Path()))
     assert (finding.level, finding.kind, finding.groups) == ("error", "patients-across-splits", ((0, 1),))
     assert finding.notes == ("test, train",)
 
 
 def test_patients_in_one_split_or_without_a_split_are_fine() -> None:
     films = table(patient=["a", "a", "b", "b"], split=["train", "train", "test", ""])
-    assert list(checks_copies.check_patients(Manifest(films, Path()))) == []
+    assert list(copies.check_patients(Manifest(films, Path()))) == []
 
 
 def test_a_manifest_without_patients_says_that_it_cannot_be_checked() -> None:
     films = table()
-    (finding,) = checks_copies.check_patients(Manifest(films.assign(patient=films["image"]), Path()))
+    (finding,) = copies.check_patients(Manifest(films.assign(patient=films["image"]), Path()))
     assert (finding.level, finding.kind, finding.films) == ("notice", "no-patients", [])
     some = films.assign(patient=films["image"].where(films.index == 1, "a"))
-    (finding,) = checks_copies.check_patients(Manifest(some, Path()))
+    (finding,) = copies.check_patients(Manifest(some, Path()))
     assert (finding.level, finding.kind, finding.films) == ("notice", "no-patients", [1])
-    assert "1 film has no patient id" in finding.sentence
+    assert "1 film has no patient id" in finding.message
 
 
 def test_identical_films_across_splits_are_an_error_within_one_a_warning() -> None:
     films = measured({"pixels": "x"}, {"pixels": "x"}, {"pixels": "y"}, {"pixels": "y"})
-    found = kinds(checks_copies.check_exact(table(split=["train", "test", "train", "train"]), films))
+    found = kinds(copies.check_exact(table(split=["train", "test", "train", "train"]), films))
     assert (found["copies-across-splits"].level, found["copies-across-splits"].groups) == ("error", ((0, 1),))
     assert (found["copies"].level, found["copies"].groups) == ("warning", ((2, 3),))
     assert found["copies"].numbers["surplus"] == 1
@@ -102,70 +100,68 @@ def test_identical_films_across_splits_are_an_error_within_one_a_warning() -> No
 def test_identical_films_with_other_labels_are_an_error() -> None:
     films = measured({"pixels": "x"}, {"pixels": "x"}, {}, {})
     labels = {"label:A": [1.0, 0.0, 1.0, 0.0]}
-    found = kinds(checks_copies.check_exact(table(**labels), films))
+    found = kinds(copies.check_exact(table(**labels), films))
     assert found["copies-with-other-labels"].level == "error"
     assert found["copies-with-other-labels"].notes == ("differ in A",)
     unknown = {"label:A": [1.0, np.nan, 1.0, 0.0]}
-    assert "copies-with-other-labels" not in kinds(checks_copies.check_exact(table(**unknown), films))
+    assert "copies-with-other-labels" not in kinds(copies.check_exact(table(**unknown), films))
 
 
 def test_different_and_blank_films_are_not_copies() -> None:
     films = measured({"pixels": "x", "constant": True}, {"pixels": "x", "constant": True}, {}, {"pixels": ""})
-    assert list(checks_copies.check_exact(table(), films)) == []
+    assert list(copies.check_exact(table(), films)) == []
 
 
 def test_near_copies_across_splits_are_an_error() -> None:
     pairs = [NearPair(0, 1, "mirrored", 0.996), NearPair(2, 3, "copy", 0.994)]
     films = table(split=["train", "val", "train", "train"], patient=["a", "b", "c", "c"])
-    found = kinds(checks_copies.check_near(films, pairs))
+    found = kinds(copies.check_near(films, pairs))
     assert (found["near-copies-across-splits"].level, found["near-copies-across-splits"].groups) == ("error", ((0, 1),))
     assert found["near-copies-across-splits"].notes == ("mirrored, correlation 0.996",)
     assert (found["near-copies"].level, found["near-copies"].groups) == ("notice", ((2, 3),))
-    assert list(checks_copies.check_near(films, [])) == []
+    assert list(copies.check_near(films, [])) == []
 
 
 def test_near_copies_under_two_patient_ids_or_labels_are_a_warning() -> None:
     pair = [NearPair(0, 1, "copy", 0.995)]
-    (strangers,) = checks_copies.check_near(table(), pair)
+    (strangers,) = copies.check_near(table(), pair)
     assert strangers.level == "warning"
-    assert "different patient ids" in strangers.sentence
+    assert "different patient ids" in strangers.message
     same = ["a", "a", "b", "b"]
-    (labels,) = checks_copies.check_near(table(patient=same, **{"label:A": [1.0, 0.0, 0.0, 0.0]}), pair)
+    (labels,) = copies.check_near(table(patient=same, **{"label:A": [1.0, 0.0, 0.0, 0.0]}), pair)
     assert labels.level == "warning"
-    assert "different labels" in labels.sentence
+    assert "different labels" in labels.message
 
 
 def test_constant_empty_and_missing_labels() -> None:
-    found = kinds(
-        checks_labels.check_labels(table(**{"label:A": 0.0, "label:B": np.nan, "label:C": [0.0, 1.0, 1.0, 0.0]}))
-    )
-    assert "Label A is" in found["constant-labels"].sentence
-    assert "Label B is" in found["empty-labels"].sentence
-    assert list(kinds(checks_labels.check_labels(table()))) == ["no-labels"]
-    assert list(checks_labels.check_labels(table(**{"label:C": [0.0, 1.0, 1.0, 0.0]}))) == []
+    found = kinds(checks.check_labels(table(**{"label:A": 0.0, "label:B": np.nan, "label:C": [0.0, 1.0, 1.0, 0.0]})))
+    assert "Label A is" in found["constant-labels"].message
+    assert "Label B is" in found["empty-labels"].message
+    assert list(kinds(checks.check_labels(table()))) == ["no-labels"]
+    assert list(checks.check_labels(table(**{"label:C": [0.0, 1.0, 1.0, 0.0]}))) == []
 
 
 def test_a_class_missing_in_a_split_and_rare_ones_are_told() -> None:
     split = ["train"] * 20 + ["test"] * 20
     label = [0.0, 1.0] * 10 + [0.0] * 20
-    found = kinds(checks_labels.check_labels(table(40, split=split, **{"label:A": label})))
+    found = kinds(checks.check_labels(table(40, split=split, **{"label:A": label})))
     assert found["one-class-split"].numbers == {"split": "test", "labels": "A"}
     label[-1] = 1.0
-    found = kinds(checks_labels.check_labels(table(40, split=split, **{"label:A": label})))
+    found = kinds(checks.check_labels(table(40, split=split, **{"label:A": label})))
     assert list(found) == ["rare-labels"]
-    assert "A (1)" in found["rare-labels"].sentence
+    assert "A (1)" in found["rare-labels"].message
 
 
 def test_mixed_views() -> None:
     films = measured({}, {}, {}, {})
-    assert list(checks_labels.check_views(table(view=["PA", "PA", "", "PA"]), films)) == []
-    (frontal,) = checks_labels.check_views(table(view=["PA", "AP", "", "PA"]), films)
+    assert list(checks.check_views(table(view=["PA", "PA", "", "PA"]), films)) == []
+    (frontal,) = checks.check_views(table(view=["PA", "AP", "", "PA"]), films)
     assert (frontal.level, frontal.numbers["PA"], frontal.numbers["unknown"]) == ("notice", 2, 1)
-    (lateral,) = checks_labels.check_views(table(view=["PA", "LATERAL", "PA", "PA"]), films)
+    (lateral,) = checks.check_views(table(view=["PA", "LATERAL", "PA", "PA"]), films)
     assert lateral.level == "warning"
 
 
 def test_a_view_that_the_file_contradicts() -> None:
     films = measured({"file_view": "AP"}, {"file_view": "PA"}, {}, {})
-    found = kinds(checks_labels.check_views(table(view="PA"), films))
+    found = kinds(checks.check_views(table(view="PA"), films))
     assert found["view-contradicted"].films == [0]

@@ -76,7 +76,7 @@ def test_blur_lowers_sharpness() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
-def test_a_broken_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
+def test_a_broken_file_is_one_message(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "bad.png").write_bytes(content)
     found = measure_film(tmp_path / "bad.png", "bad.png")
     assert found.error.startswith("bad.png ")  # the name in the manifest, not where the data lie
@@ -84,7 +84,7 @@ def test_a_broken_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     assert found.error.endswith(".")
 
 
-def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_message(tmp_path: Path) -> None:
     assert "gone.png" in measure_film(tmp_path / "gone.png", "gone.png").error
 
 

@@ -32,7 +32,7 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     films[13] = draw_chest(rng, 40, 40)
     for number, film in enumerate(films):
         save(film, root / f"{number:02d}.png")
-    (root / "20.png").write_bytes(b"torn")
+    (root / "20.png").write_bytes(b"truncated")
     patient = [f"p{number // 2}" for number in range(60)]
     patient[59] = "p1"
     table = {
@@ -56,10 +56,10 @@ def test_every_trouble_is_found(spoiled: Manifest) -> None:
     assert found["polarity"].films == [11]
     assert found["blank"].films == [12]
     assert 13 in found["tiny"].films
-    assert "Label B is" in found["constant-labels"].sentence
+    assert "Label B is" in found["constant-labels"].message
     assert found["views-mixed"].numbers == {"PA": 40, "AP": 20}
     (severe,) = [one for one in audit.findings if one.kind == "shortcut" and one.level == "error"]
-    assert "height" in severe.sentence
+    assert "height" in severe.message
     assert audit.invalid
     levels = [finding.level for finding in audit.findings]
     assert levels == sorted(levels, key=["error", "warning", "notice"].index)
@@ -79,7 +79,7 @@ def test_the_files_say_what_was_found(spoiled: Manifest, tmp_path: Path) -> None
     audit = audit_manifest(spoiled, tmp_path, workers=1)
     write_audit(audit, tmp_path)
     report = json.loads((tmp_path / "audit.json").read_text())
-    assert report["schema"] == 1
+    assert report["schema"] == 2
     assert report["manifest"] == spoiled.hash
     assert report["invalid"] is True
     assert report["counts"]["films"] == 60

@@ -98,7 +98,7 @@ def test_normal_is_left_out_when_it_only_negates_a_label() -> None:
     assert [name for name, _ in label_columns(table)] == ["A", "normal"]
 
 
-def test_sentences_name_the_fact_the_number_and_what_to_do() -> None:
+def test_messages_name_the_fact_the_number_and_what_to_do() -> None:
     table = make_table()
     found = find_shortcuts(table, [feature(-table["label:A"], "original area")], np.random.default_rng(0))
     (finding,) = check_shortcuts(found)
@@ -109,8 +109,8 @@ def test_sentences_name_the_fact_the_number_and_what_to_do() -> None:
         "AUC 1.00",
         "test films",
     ):
-        assert words in finding.sentence
-    assert "metadata-only row" in finding.sentence
+        assert words in finding.message
+    assert "metadata-only row" in finding.message
 
 
 def test_mild_shortcuts_share_one_notice() -> None:
@@ -120,8 +120,8 @@ def test_mild_shortcuts_share_one_notice() -> None:
     features = [feature(0.9 * table[f"label:{name}"] + rng.normal(0, 1, COUNT), f"fact {name}") for name in ("A", "B")]
     findings = list(check_shortcuts(find_shortcuts(table, features, rng)))
     assert [finding.level for finding in findings] == ["notice"]
-    assert "A by fact A" in findings[0].sentence
-    assert "B by fact B" in findings[0].sentence
+    assert "A by fact A" in findings[0].message
+    assert "B by fact B" in findings[0].message
 
 
 def measured(count: int, **columns: Any) -> pd.DataFrame:

@@ -100,7 +100,7 @@ def test_a_part_of_the_set(chexpert: Path, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "sentence"),
+    ("file", "text", "message"),
     [
         ("train.csv", None, r"looked for train.csv in "),
         ("valid.csv", None, r"looked for valid.csv in "),
@@ -113,10 +113,10 @@ def test_a_part_of_the_set(chexpert: Path, caplog: pytest.LogCaptureFixture) -> 
         ("valid.csv", HEADER + VALID[0].replace("/valid/", "/dev/"), "names neither train/ nor valid/"),
     ],
 )
-def test_wrong_files(chexpert: Path, file: str, text: str | None, sentence: str) -> None:
+def test_wrong_files(chexpert: Path, file: str, text: str | None, message: str) -> None:
     path = chexpert / SET / file
     path.unlink() if text is None else path.write_text(text)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         build_chexpert(chexpert)
 
 

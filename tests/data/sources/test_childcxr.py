@@ -65,16 +65,16 @@ def test_our_own_manifest_is_not_taken_for_the_sizes(tmp_path: Path, touch) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [
         ("file,width\nx,1\n", r"manifest.csv has no column 'split'"),
         ("split,class,file,orig_w,orig_h\n" + "test,NORMAL,a.jpeg,1,1\n" * 2, "test/NORMAL/a.jpeg more than once"),
     ],
 )
-def test_a_wrong_manifest_csv(tmp_path: Path, touch, text: str, sentence: str) -> None:
+def test_a_wrong_manifest_csv(tmp_path: Path, touch, text: str, message: str) -> None:
     touch(tmp_path, FILMS)
     (tmp_path / "manifest.csv").write_text(text)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         build_childcxr(tmp_path)
 
 

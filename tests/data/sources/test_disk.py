@@ -71,8 +71,8 @@ def test_subfolders_stay_inside(tmp_path: Path) -> None:
     (tmp_path / "root" / "in").mkdir(parents=True)
     root = tmp_path / "root"
     assert subfolder(root, root / "in") == root / "in"
-    for wrong, sentence in (("../x", "leaves"), (tmp_path, "leaves"), ("missing", "missing does not exist")):
-        with pytest.raises(UserError, match=sentence):
+    for wrong, message in (("../x", "leaves"), (tmp_path, "leaves"), ("missing", "missing does not exist")):
+        with pytest.raises(UserError, match=message):
             subfolder(root, wrong)
     with pytest.raises(UserError, match=r"root .*nowhere does not exist"):
         list_films(tmp_path / "nowhere")

@@ -32,16 +32,16 @@ def test_patients_from_a_pattern(tmp_path: Path, touch, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize(
-    ("pattern", "sentence"),
+    ("pattern", "message"),
     [
         ("(", "not a regular expression"),
         ("p[0-9]+", "has no group"),
         ("(q)", "fits none of the 1 paths, such as p1/a.png"),
     ],
 )
-def test_wrong_patterns(tmp_path: Path, touch, pattern: str, sentence: str) -> None:
+def test_wrong_patterns(tmp_path: Path, touch, pattern: str, message: str) -> None:
     touch(tmp_path, "p1/a.png")
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         build_folder(tmp_path, patient_pattern=pattern)
 
 

@@ -122,7 +122,7 @@ def test_missing_tables(mimic: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "sentence"),
+    ("kind", "text", "message"),
     [
         (
             "split",
@@ -134,9 +134,9 @@ def test_missing_tables(mimic: Path, kind: str) -> None:
         ("chexpert", CHEXPERT + row("1", "2") * 2, "lists study 2 more than once"),
     ],
 )
-def test_wrong_tables(mimic: Path, kind: str, text: str, sentence: str) -> None:
+def test_wrong_tables(mimic: Path, kind: str, text: str, message: str) -> None:
     write(mimic, kind, text)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         build_mimic(mimic, all_views=True)
 
 

@@ -105,7 +105,7 @@ def test_missing_files(nih: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "sentence"),
+    ("file", "text", "message"),
     [
         ("Data_Entry_2017_v2020.csv", HEADER.replace("Patient ID", "Subject") + ROWS[0], "has no column 'Patient ID'"),
         ("Data_Entry_2017_v2020.csv", HEADER + ROWS[0].replace("Cardiomegaly", "Gout"), "names the finding 'Gout'"),
@@ -114,9 +114,9 @@ def test_missing_files(nih: Path, name: str) -> None:
         ("BBox_List_2017.csv", "Image Index,Finding Label,x,y,w,h\na,b,1,2,3,four\n", "not four numbers, in row 1"),
     ],
 )
-def test_wrong_files(nih: Path, file: str, text: str, sentence: str) -> None:
+def test_wrong_files(nih: Path, file: str, text: str, message: str) -> None:
     (nih / file).write_text(text)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         build_nih(nih)
 
 

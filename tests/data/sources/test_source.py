@@ -1,4 +1,4 @@
-"""Reading the tables that come with a set: any defect is one sentence that names the file."""
+"""Reading the tables that come with a set: any defect is one message that names the file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_gzip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
         (b"", "not a readable CSV"),
         (b"a,b\n1,2\n1,2,3,4\n", "not a readable CSV"),
@@ -38,9 +38,9 @@ def test_gzip(tmp_path: Path) -> None:
         (b"name,b\n1,2\n", "t.csv has no column 'a'; its columns are name, b"),
     ],
 )
-def test_broken_tables(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_broken_tables(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "t.csv").write_bytes(content)
-    with pytest.raises(UserError, match=sentence) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_source(tmp_path / "t.csv", ["a"])
     assert "\n" not in str(caught.value)
 

@@ -128,7 +128,7 @@ def test_uncertain_labels_need_a_decision(films: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "sentence"),
+    ("columns", "message"),
     [
         (Columns(image="path"), r"list.csv has no column 'path'; its columns are image, tb, part, f"),
         (Columns(labels=["part"]), r"list.csv: column 'part' holds 'fold1' in row 1"),
@@ -141,9 +141,9 @@ def test_uncertain_labels_need_a_decision(films: Path) -> None:
         (Columns(findings="f", normal_finding="Mass", normal="tb"), "both say what is normal"),
     ],
 )
-def test_mistakes(films: Path, columns: Columns, sentence: str) -> None:
+def test_mistakes(films: Path, columns: Columns, message: str) -> None:
     csv = write(films, "image,tb,part,f\nimages/a.png,1,fold1,Mass\n")
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         build_table(films, csv, columns)
 
 
