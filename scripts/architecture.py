@@ -72,7 +72,7 @@ def data(axes: Axes) -> None:
 
 
 def learning(axes: Axes) -> None:
-    band(axes, 3.25, 6.9, "Pre-training, one step of AFiRe", "lesions -> nn -> methods -> training", LEARN)
+    band(axes, 3.25, 6.9, "Pre-training, one step of the method AFiRe", "lesions -> nn -> methods -> training", LEARN)
     box(axes, 3.5, 5.75, 1.5, 0.95, "x", "normal film\nof the training set", PAPER)
     box(axes, 3.5, 2.55, 1.5, 0.95, "x', M", "lesions drawn on it\nand their mask", PAPER)
     box(axes, 5.5, 5.75, 1.6, 0.95, "Teacher", "EMA of the student\nencoder and head", LEARN)
@@ -93,7 +93,7 @@ def learning(axes: Axes) -> None:
     axes.plot([2.7, 3.12, 3.12], [1.31, 1.31, 6.22], color=SOFT, lw=1.1, zorder=1, solid_joinstyle="round")
     arrow(axes, (3.11, 6.22), (3.5, 6.22))
     arrow(axes, (4.25, 5.75), (4.25, 3.5))
-    note(axes, 4.33, 4.62, "lesions drawn by\nseed, epoch,\nfilm, view")
+    note(axes, 4.33, 4.62, "views():\nlesions by seed,\nepoch, film")
     arrow(axes, (5.0, 6.22), (5.5, 6.22))
     arrow(axes, (5.0, 3.02), (5.5, 3.02))
     arrow(axes, (7.1, 6.22), (7.75, 6.22), "$q^T$")
@@ -104,11 +104,11 @@ def learning(axes: Axes) -> None:
     note(axes, 6.38, 2.12, "tokens")
     arrow(axes, (7.1, 1.22), (7.75, 1.22), "y")
     arrow(axes, (6.3, 3.5), (6.3, 5.75))
-    note(axes, 6.38, 4.62, "update after\neach step")
+    note(axes, 6.38, 4.62, "after_step():\nEMA")
     axes.text(
         8.82,
         2.55,
-        "total.backward()\nAdamW on the student",
+        "losses().total\n.backward(), AdamW",
         fontsize=8,
         color=INK,
         ha="center",
