@@ -32,7 +32,7 @@ from afire.config import Config, ImageConfig, load_config, to_yaml, validate
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect import DETECTORS
-from afire.detect.choose import Choice, Component, choice_from_json, choice_to_json
+from afire.detect.choose import choice_from_json, choice_to_json, unchosen
 from afire.detect.normals import Calibration, Domain, Floats, rank_pictures
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json, write_text
@@ -45,6 +45,7 @@ from afire.weights.files import tensor_hash
 FORMAT = 2
 SETTINGS, TENSORS, MODEL, CONFIG = "detector.json", "detector.safetensors", "model.safetensors", "config.yaml"
 DISCLAIMER = "Research software, not a medical device."
+ADAPT = "adapt"  # folder of a detector with the training of its networks
 BATCH = 64
 _NETWORKS = "model."  # prefix of the networks' tensors in a detector's state
 
@@ -178,9 +179,7 @@ class AnomalyDetector(nn.Module, ABC):
         self.model = model.eval().requires_grad_(False)
         self.config, self.grid, self.settings = config, grid, settings
         self.calibration, self.domain = Calibration(), Domain()
-        # Told by the fit: until then the first score, as it is.
-        self.choice = Choice((Component(next(iter(self.meanings)), 0.0, 1.0),), float("nan"))
-        self.scale = HeatScale(0.0, 1.0)
+        self.choice, self.scale = unchosen(next(iter(self.meanings))), HeatScale(0.0, 1.0)  # the fit tells better
         self.origin: dict[str, Any] = {}  # data, split, counts, environment: for tables and the model card
 
     @classmethod

@@ -81,6 +81,11 @@ class Choice:
         return combine(scores, self.components)
 
 
+def unchosen(name: str) -> Choice:
+    """A score as it is, until a fit has chosen."""
+    return Choice((Component(name, 0.0, 1.0),), float("nan"))
+
+
 def combine(scores: Scores, components: Sequence[Component]) -> Floats:
     """Mean of the components (N,), each in the spread of normals."""
     values = [(np.asarray(scores[c.name], np.float64) - c.centre) / c.spread for c in components]

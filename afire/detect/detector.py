@@ -1,7 +1,8 @@
 """The detector that `afire detect fit` makes unless another is asked for: patch maps of a pre-trained model.
 
-It holds the adapted networks and a map for everything they can do: Gaussians of tokens, restoration, surprise, the
-lesion classifier. Its film is scored by the maps that were chosen on drawn lesions.
+It holds the adapted networks of any method and a map for everything they can do: Gaussians of tokens; restoration
+where there is a decoder; surprise where there are prototypes; lesions where there is a classifier of them. A film is
+scored by the maps that were chosen on drawn lesions.
 
 Shapes: B films, L positions.
 """
@@ -16,11 +17,22 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from afire.config import Config
+from afire.detect.adapt import adapted
 from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
-from afire.detect.fit import adapted
-from afire.detect.maps import SCORES, Evidence, PatchMap, StudentSurprise, film_scores, fit_maps, possible_maps, settle
+from afire.detect.choose import unchosen
+from afire.detect.maps import (
+    SCORES,
+    Evidence,
+    PatchMap,
+    StudentSurprise,
+    TokenGaussian,
+    film_scores,
+    fit_maps,
+    possible_maps,
+    settle,
+)
 from afire.detect.normals import Standard
-from afire.methods.afire import AFiRe
+from afire.methods import Method, make_method
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.weights import pick_device
 
@@ -33,15 +45,16 @@ class MapDetector(AnomalyDetector):
     method = "afire"
     Settings = DetectConfig
     meanings: ClassVar[Mapping[str, str]] = {name: score.meaning for name, score in SCORES.items()}
-    model: AFiRe
+    model: Method
 
-    def __init__(self, model: AFiRe, settings: DetectorConfig | None = None) -> None:
+    def __init__(self, model: Method, settings: DetectorConfig | None = None) -> None:
         super().__init__(settle(model), model.config, model.grid, settings or DetectConfig())
         self.maps = nn.ModuleDict({patch_map.name: patch_map for patch_map in possible_maps(model)})
+        self.choice = unchosen(TokenGaussian.name)  # which every model has
 
     @classmethod
     def build(cls, config: Config, settings: DetectorConfig) -> Self:
-        return cls(AFiRe(config), settings)
+        return cls(make_method(config), settings)
 
     @classmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:
@@ -77,7 +90,7 @@ class MapDetector(AnomalyDetector):
 
     def _restored(self, images: Tensor, evidence: Evidence) -> Tensor | None:
         """The film as the decoder draws it with the most suspicious quarter of its tokens hidden."""
-        if self.model.decoder is None:
+        if not self.model.restores:
             return None
         if self.surprising is None:
             return self.model.picture(evidence.restored, images)

@@ -1,8 +1,7 @@
 """Fitting a detector of any kind: subsets of the normal films, networks, the fit itself, a score, its calibration.
 
 Patients never cross between the films that fit, those that choose the score and those that calibrate it. Networks are
-those of a run or a bundle, an encoder's weights, or none yet; the detector `afire` adapts them, or trains them by the
-recipe of their settings.
+those of a run or a bundle, an encoder's weights, or none yet; what becomes of them is the detector's business.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import logging
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +24,25 @@ from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect import DETECTORS
 from afire.detect import choose as choosing
-from afire.detect.base import SETTINGS, AnomalyDetector, FitTask, HeatScale, NormalFilms, Rows, Subsets, film_batches
+from afire.detect.base import (
+    ADAPT,
+    SETTINGS,
+    AnomalyDetector,
+    FitTask,
+    HeatScale,
+    NormalFilms,
+    Rows,
+    Subsets,
+    film_batches,
+)
 from afire.errors import UserError
 from afire.lesions.synthesis import synthesize_keyed
-from afire.methods import method_type
-from afire.methods.afire import AFiRe
-from afire.methods.base import Method
-from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
-from afire.training.pretrain import Start, pretrain
 from afire.training.run_folder import environment
-from afire.weights import RANDOM, Weights, open_weights, start_from
+from afire.weights import RANDOM, Weights, open_weights
 
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}
 
@@ -130,7 +133,6 @@ def detect_settings(overrides: Sequence[str], method: str = "afire") -> Detector
 
 
 _LESION_SEED = 60_000  # far from any run's own lesions
-_ADAPT = "adapt"
 
 logger = logging.getLogger("afire")
 
@@ -161,7 +163,7 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
     detector.origin = _origin(task, subsets, notes)
     _remember(task, subsets)
     detector.save(task.out)
-    shutil.rmtree(task.out / _ADAPT / "checkpoints", ignore_errors=True)  # the weights are in the detector now
+    shutil.rmtree(task.out / ADAPT / "checkpoints", ignore_errors=True)  # the weights are in the detector now
     return detector
 
 
@@ -178,34 +180,6 @@ def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None
         heats.append(found.heat)
     detector.calibration.fit(np.concatenate(scores))
     detector.scale = HeatScale.of(heats)
-
-
-def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
-    """The settings of the adaptation: Adam, cosine, no warm-up, the teacher at its last temperature."""
-    recipe = settings.adapt
-    batch = min(recipe.batch_size, films)
-    training = config.training.model_copy(
-        update={
-            "epochs": recipe.epochs,
-            "batch_size": batch,
-            "learning_rate": recipe.learning_rate * 256 / batch,  # the loop scales by batch / 256; this undoes it
-            "learning_rate_end": min(recipe.learning_rate_end, recipe.learning_rate),
-            "warmup_epochs": 0.0,
-            "weight_decay": 0.0,  # AdamW without decay is Adam
-            "weight_decay_end": 0.0,
-            "freeze_last_layer_epochs": 0,
-        }
-    )
-    losses = config.losses.model_copy(update={"teacher_temperature_epochs": 0})
-    return _with_lesions(config.model_copy(update={"training": training, "losses": losses}), settings)
-
-
-def _with_lesions(config: Config, settings: DetectConfig) -> Config:
-    """The same with the lesions of detection, its classifier, and a run folder that keeps little."""
-    losses = config.losses.model_copy(update={"lesion": settings.adapt.lesion})
-    run = config.run.model_copy(update={"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1})
-    changed = {"seed": settings.seed, "lesions": settings.adapt.lesions, "losses": losses, "run": run}
-    return config.model_copy(update=changed)
 
 
 def asked_scores(score: str, known: Collection[str]) -> list[str] | None:
@@ -233,58 +207,6 @@ def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
             f"{len(subsets.calibrate)} calibration films cannot vouch for a false-alarm rate of "
             f"{task.settings.false_alarms:g}; set false_alarms to {smallest:.3f} or more."
         )
-
-
-def adapted(task: FitTask, subsets: Subsets) -> AFiRe:
-    """The networks after they have seen the normal films that fit."""
-    assert isinstance(task.settings, DetectConfig)
-    kind = method_type(task.config.method)
-    if not issubclass(kind, AFiRe):
-        raise UserError(
-            f"these weights are of the method {kind.__name__}, and this detector asks AFiRe's prototypes and decoder; "
-            "use one that takes any encoder (`afire detect fit --help`)."
-        )
-    if task.pretrained is not None and task.settings.adapt.epochs == 0:
-        return _afire(task.pretrained)
-    if task.pretrained is None:
-        training = task.config.training
-        batch = min(training.batch_size, len(subsets.fit))
-        recipe = task.config.model_copy(update={"training": training.model_copy(update={"batch_size": batch})})
-        config = _with_lesions(recipe, task.settings)
-    else:
-        config = adaptation(task.config, task.settings, len(subsets.fit))
-    folder = task.out / _ADAPT
-    result = pretrain(
-        config,
-        task.films,
-        folder,
-        subsets.fit,
-        source=task.source,
-        start=_start(task),
-        behind=task.init,
-        resume=task.resume and (folder / "config.yaml").exists(),
-        device=task.device,
-    )
-    if result.status == "stopped":
-        raise StoppedBySignal(result.signal, task.out)
-    return _afire(open_weights(folder))
-
-
-def _afire(weights: Weights) -> AFiRe:
-    assert isinstance(weights.method, AFiRe)  # by its settings
-    return weights.method
-
-
-def _start(task: FitTask) -> Start | None:
-    """What gives the networks their first weights."""
-    if task.pretrained is not None:
-        return partial(_take_over, task.pretrained.method.state_dict())
-    return start_from(task.init) if task.init is not None else None
-
-
-def _take_over(known: Mapping[str, Tensor], model: Method) -> None:
-    """The weights of the run; a lesion classifier that it does not have starts anew."""
-    model.load_state_dict({name: known.get(name, tensor) for name, tensor in model.state_dict().items()})
 
 
 def _choose(detector: AnomalyDetector, films: Films, rows: Rows) -> choosing.Choice:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from afire.detect.normals import Fitted, Standard
 from afire.errors import UserError
+from afire.methods import Method
 from afire.methods.afire import AFiRe, Network
 from afire.methods.equations import anomaly_score
 from afire.methods.equations import surprise as surprise_of
@@ -31,15 +32,11 @@ HIDDEN_SHARE = 0.25  # of the positions: what the second pass hides
 Maps = dict[str, Tensor]
 
 
-def settle(model: AFiRe) -> AFiRe:
-    """The model as it is after training: in evaluation mode, the teacher at its last temperature."""
-    model.teacher_temperature = model.config.losses.teacher_temperature
+def settle(model: Method) -> Method:
+    """The model as it is after training: in evaluation mode, AFiRe's teacher at its last temperature."""
+    if isinstance(model, AFiRe):
+        model.teacher_temperature = model.config.losses.teacher_temperature
     return model.eval().requires_grad_(False)
-
-
-def has_clusters(model: AFiRe) -> bool:
-    """Whether it compares tokens with prototypes of cluster probabilities."""
-    return model.bank is not None and model.config.losses.contrast == "probability"
 
 
 class Evidence:
@@ -49,18 +46,18 @@ class Evidence:
     model cannot do must not be asked: :func:`possible_maps` says what it can.
     """
 
-    def __init__(self, model: AFiRe, images: Tensor, surprising: Standard | None = None) -> None:
+    def __init__(self, model: Method, images: Tensor, surprising: Standard | None = None) -> None:
         self._model, self._images, self._surprising = model, images, surprising
 
     @cached_property
     def tokens(self) -> Tensor:
-        """(B, L, D) of the teacher."""
-        return self._model.encode(self._images, "teacher")
+        """(B, L, D) of the network that is exported: of AFiRe the teacher."""
+        return self._model.encode(self._images)
 
     @cached_property
     def student_tokens(self) -> Tensor:
         """(B, L, D)."""
-        return self._model.encode(self._images, "student")
+        return self._afire.encode(self._images, "student")
 
     @cached_property
     def surprise(self) -> Tensor:
@@ -75,8 +72,8 @@ class Evidence:
     @cached_property
     def lesion(self) -> Tensor:
         """(B, L): logits of the token lesion classifier."""
-        assert self._model.lesion_classifier is not None
-        logits: Tensor = self._model.lesion_classifier(self.student_tokens)
+        assert self._afire.lesion_classifier is not None
+        logits: Tensor = self._afire.lesion_classifier(self.student_tokens)
         return logits.squeeze(-1)
 
     @cached_property
@@ -86,7 +83,7 @@ class Evidence:
 
     @cached_property
     def restored(self) -> Tensor:
-        """(B, L, P), with every token seen."""
+        """(B, L, P), with no token hidden."""
         return self._decode(None)
 
     @cached_property
@@ -101,12 +98,19 @@ class Evidence:
         return self._decode(self.hidden)
 
     def _decode(self, hidden_BL: Tensor | None) -> Tensor:
+        if not isinstance(self._model, AFiRe):
+            return self._model.restore(self._images, hidden_BL)
         assert self._model.decoder is not None
-        patches: Tensor = self._model.decoder(self.student_tokens, hidden_BL)
+        patches: Tensor = self._model.decoder(self.student_tokens, hidden_BL)  # the student need not look again
         return patches
 
     def _surprise(self, tokens: Tensor, network: Network) -> Tensor:
-        return surprise_of(self._model.assign_tokens(tokens, network), self._model.prototypes)
+        return surprise_of(self._afire.assign_tokens(tokens, network), self._afire.prototypes)
+
+    @property
+    def _afire(self) -> AFiRe:
+        assert isinstance(self._model, AFiRe)
+        return self._model
 
 
 def suspicious(surprise_BL: Tensor) -> Tensor:
@@ -185,7 +189,7 @@ class StudentSurprise(PatchMap):
 
 
 class TokenGaussian(PatchMap):
-    """Mahalanobis distance of a teacher token from the normal tokens of its place.
+    """Mahalanobis distance of a token from the normal tokens of its place.
 
     ``whiten`` maps a centred token to one of unit covariance, so a distance is a length.
     """
@@ -232,18 +236,18 @@ class Lesion(PatchMap):
         return evidence.lesion
 
 
-def possible_maps(model: AFiRe) -> Iterator[PatchMap]:
+def possible_maps(model: Method) -> Iterator[PatchMap]:
     """The maps that a model has the networks for, not fitted."""
-    clusters, restores = has_clusters(model), model.decoder is not None
-    if restores:
+    prototypes = isinstance(model, AFiRe) and model.bank is not None and model.has_clusters
+    if model.restores:
         yield Restoration()
-    if clusters:
+    if prototypes:
         yield Surprise()
         yield StudentSurprise()
     yield TokenGaussian()
-    if clusters and restores:
+    if prototypes and model.restores:
         yield TwoPass()
-    if model.lesion_classifier is not None:
+    if isinstance(model, AFiRe) and model.lesion_classifier is not None:
         yield Lesion()
 
 
@@ -340,8 +344,8 @@ SCORES: dict[str, Score] = {
     "surprise_peak": Score("surprise", peak, "prototype surprise of the teacher, highest tenth"),
     "student_surprise": Score("student_surprise", mean, "prototype surprise of the student, mean over the film"),
     "student_surprise_peak": Score("student_surprise", peak, "prototype surprise of the student, highest tenth"),
-    "gaussian": Score("gaussian", mean, "distance of teacher tokens from their place's Gaussian, mean over the film"),
-    "gaussian_peak": Score("gaussian", peak, "distance of teacher tokens from their place's Gaussian, highest tenth"),
+    "gaussian": Score("gaussian", mean, "distance of tokens from their place's Gaussian, mean over the film"),
+    "gaussian_peak": Score("gaussian", peak, "distance of tokens from their place's Gaussian, highest tenth"),
     "two_pass": Score("two_pass", peak, "restoration of what the prototypes find abnormal, highest tenth"),
     # Not standardised: a logit is a probability of its own, and sd would lift places where all normals are sure.
     "lesion": Score("lesion", peak, "token lesion classifier, highest tenth", standard=False),

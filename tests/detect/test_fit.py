@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from afire.config import load_config
 from afire.data.keys import Seen, films_seen
 from afire.data.pack import PackedFilms
+from afire.detect.adapt import adaptation
 from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, load_detector
 from afire.detect.detector import MapDetector
 from afire.detect.fit import (
-    adaptation,
     asked_scores,
     detect_settings,
     detection_subsets,
