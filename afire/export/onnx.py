@@ -97,8 +97,19 @@ class DetectorGraph(Graph):
 
 def write_detector_graph(folder: Path, detector: AnomalyDetector, preprocess: Preprocess = "normalise") -> None:
     """Write the graph of a detector."""
+    graph = DetectorGraph(detector, preprocess)
     with quiet_exporter():
-        save(DetectorGraph(detector, preprocess).trace(), folder / DETECTOR_FILE, OUTPUTS)
+        try:
+            program = graph.trace()
+        except UserError:
+            raise
+        except Exception as error:  # torch.export has many, of many kinds
+            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            raise UserError(
+                f"the detector {detector.method} with the score {detector.choice.name} cannot be written as a graph "
+                f"({type(error).__name__}: {reason}); export it in a bundle."
+            ) from None
+        save(program, folder / DETECTOR_FILE, OUTPUTS)
 
 
 def run_detector_graph(folder: Path, images: Tensor) -> dict[str, Tensor]:

@@ -34,7 +34,6 @@ from afire.nn.vit import (
 
 _MASKS = 0x3AE  # keeps the draws of masks apart from other draws of the same key
 _SMALLEST_VARIANCE = 1e-6
-_SHARES = 4  # of the patches: restoring without a mask shows one after the other
 
 
 class MAESettings(Section):
@@ -198,16 +197,13 @@ class MAE(Method):
         return drawn
 
     def _draw_by_quarters(self, normalised: Tensor, grid: tuple[int, int]) -> Tensor:
-        rows = torch.arange(grid[0], device=normalised.device)[:, None] % 2
-        columns = torch.arange(grid[1], device=normalised.device)[None] % 2
-        quarter_L = (2 * rows + columns).flatten()
+        # Numbers, not tensors: a graph cannot be drawn of what depends on values.
+        quarters = [2 * (row % 2) + column % 2 for row in range(grid[0]) for column in range(grid[1])]
         total = times = None
-        for quarter in range(_SHARES):
-            shown_L = quarter_L == quarter
-            if not shown_L.any():
-                continue  # a grid of one row or column has fewer
-            kept = shown_L.nonzero()[:, 0].expand(len(normalised), -1)
-            dropped = (~shown_L).float()[None, :, None]
+        for quarter in sorted(set(quarters)):  # a grid of one row or column has fewer than four
+            shown = [place for place, of in enumerate(quarters) if of == quarter]
+            kept = torch.tensor(shown, device=normalised.device).expand(normalised.shape[0], -1)
+            dropped = normalised.new_tensor([float(of != quarter) for of in quarters])[None, :, None]
             drawn = self._draw(normalised, kept) * dropped
             total = drawn if total is None else total + drawn
             times = dropped if times is None else times + dropped

@@ -471,7 +471,7 @@ class Decoder(nn.Module):
         """Tokens (B, N, D) to their places among (B, L, D) of z_mask."""
         if self.mask_token is None:
             raise UserError("decoder.mask_token is off, but tokens that were dropped need one; set it to true.")
-        everywhere = self.mask_token.to(embedded.dtype).expand(len(embedded), grid[0] * grid[1], -1)
+        everywhere = self.mask_token.to(embedded.dtype).expand(embedded.shape[0], grid[0] * grid[1], -1)
         return everywhere.scatter(1, kept[..., None].expand_as(embedded), embedded)
 
     def _positions(self, grid: Grid | None) -> Tensor:

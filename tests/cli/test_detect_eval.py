@@ -13,6 +13,8 @@ from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
 from afire.detect.base import load_detector
 from afire.errors import UserError
+from afire.export.write import export_bundle
+from afire.weights import open_weights
 from tests import commands
 from tests.tasks.conftest import SMALLEST, draw_films
 
@@ -74,6 +76,14 @@ def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) ->
     scores = opened.detect(opened.read(films.parent / "films" / "film000.png"))
     alone = load_detector(model).score(opened.read(films.parent / "films" / "film000.png"))
     assert scores.score == pytest.approx(alone.score) and scores.restored is None
+    by_itself = afire.load(model, device="cpu")
+    assert by_itself.detect(opened.read(films.parent / "films" / "film000.png")).score == pytest.approx(alone.score)
+    assert "a detector inside" in repr(by_itself)
+    with pytest.raises(UserError, match="restores nothing"):
+        by_itself.restore(opened.read(films.parent / "films" / "film000.png"))
+    assert open_weights(model).hash == open_weights(run).hash, "its encoder is that of the run"
+    with pytest.raises(UserError, match="holds a detector and its encoder"):
+        export_bundle(model, tmp_path / "other")
 
 
 @pytest.mark.parametrize(

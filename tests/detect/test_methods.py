@@ -14,6 +14,7 @@ from afire.detect.base import AnomalyDetector, FitTask, NormalFilms, load_detect
 from afire.detect.detector import MapDetector
 from afire.detect.fit import detect_settings, fit_detector, open_networks
 from afire.detect.maps import possible_maps
+from afire.export.onnx import run_detector_graph, write_detector_graph
 from afire.files import read_json
 from afire.methods import make_method
 from tests.detect.conftest import SMALLEST
@@ -63,6 +64,18 @@ def test_a_run_of_mae_is_adapted_by_its_own_losses(of_mae: tuple[Path, AnomalyDe
     adapt = load_config(file=folder / "adapt" / "config.yaml")
     assert adapt.method == "mae" and adapt.training.weight_decay == 0 and adapt.losses == load_config("tiny").losses
     assert read_json(folder / "adapt" / "summary.json")["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_and_becomes_a_graph_with_a_free_batch_size(
+    of_mae: tuple[Path, AnomalyDetector], films: PackedFilms, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    write_detector_graph(tmp_path, of_mae[1])
+    images = films.batch([3, 4, 5])
+    np.testing.assert_allclose(
+        run_detector_graph(tmp_path, images)["score"].numpy(), of_mae[1].score(images).score, rtol=1e-3
+    )
 
 
 def test_and_survives_the_disk(of_mae: tuple[Path, AnomalyDetector], films: PackedFilms) -> None:

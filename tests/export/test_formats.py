@@ -223,6 +223,20 @@ def test_onnxruntime_detects_with_a_memory(patchcore: PatchCore, tmp_path: Path)
     assert_close("onnxruntime, heatmap", given["heatmap"], torch.from_numpy(expected.heat), 1e-4 * size)
 
 
+def test_a_detector_that_is_no_graph_is_refused(
+    patchcore: PatchCore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = PatchCore.look
+
+    def depends_on_values(self: PatchCore, images: torch.Tensor, *others: object) -> object:
+        return look(self, images if images.sum() > 0 else -images, *others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PatchCore, "look", depends_on_values)
+    with pytest.raises(UserError, match=r"patchcore cannot be written as a graph .* export it in a bundle"):
+        onnx.write_detector_graph(tmp_path, patchcore)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_the_graphs_have_names_for_what_is_free(onnx_folder: tuple[Path, Weights, Conversion]) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
