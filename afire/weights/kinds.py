@@ -297,7 +297,12 @@ class RunWeights(_OwnWeights):
         step, per_epoch = _LONG_AFTER, 1
         if (self.file.parent / STATE).exists():
             state = read_json(self.file.parent / STATE)
-            step, per_epoch = max(int(state["step"]) - 1, 0), int(state["steps_per_epoch"])
+            try:
+                step, per_epoch = max(int(state["step"]) - 1, 0), int(state["steps_per_epoch"])
+            except (KeyError, TypeError, ValueError):
+                raise UserError(
+                    f"{self.file.parent / STATE} does not say its step; the checkpoint is not whole."
+                ) from None
         return method.schedule(Progress(step, per_epoch * self.config.training.epochs, per_epoch))
 
 
@@ -363,7 +368,12 @@ class BundleWeights(_OwnWeights):
         about = self.bundle.about
         kept = about.get("schedule", {"teacher_temperature": about.get("teacher_temperature")})
         end = method.schedule(Progress(_LONG_AFTER, 1, 1))
-        reached = {name: value if kept.get(name) is None else float(kept[name]) for name, value in end.items()}
+        try:
+            reached = {name: value if kept.get(name) is None else float(kept[name]) for name, value in end.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise UserError(
+                f"{self.bundle.folder}: config.json says no numbers of a schedule; export it again."
+            ) from None
         for name, value in reached.items():
             setattr(method, name, value)
         return reached

@@ -117,10 +117,10 @@ class WeightsBySeed:
     def _check_same_kind(self, other: Weights) -> None:
         """One experiment, one architecture: else its mean over seeds would be of different things."""
         first = self.first
-        for setting, words in (("method", "method"), ("encoder", "encoder settings"), ("image", "image settings")):
+        for setting, what in (("method", "method"), ("encoder", "encoder settings"), ("image", "image settings")):
             if getattr(first.config, setting) != getattr(other.config, setting):
                 raise UserError(
-                    f"{first.name} and {other.name} differ in their {words}; {self.source} must be the same network "
+                    f"{first.name} and {other.name} differ in their {what}; {self.source} must be the same network "
                     "for every seed."
                 )
 

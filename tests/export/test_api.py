@@ -102,7 +102,7 @@ def test_a_detector_on_an_encoder_alone_opens(patchcore_folder: Path, run_folder
 
 
 @pytest.mark.parametrize(
-    ("films", "sentence"),
+    ("films", "message"),
     [
         (torch.zeros(2, 1, 32, 32, dtype=torch.uint8), "floating point"),
         (torch.full((1, 1, 32, 32), 200.0), r"should lie in \[0, 1\]"),
@@ -112,12 +112,12 @@ def test_a_detector_on_an_encoder_alone_opens(patchcore_folder: Path, run_folder
         ([], "no films were given"),
     ],
 )
-def test_films_that_are_none_are_a_sentence(model: afire.Model, films: object, sentence: str) -> None:
-    with pytest.raises(afire.UserError, match=sentence):
+def test_films_that_are_none_are_refused(model: afire.Model, films: object, message: str) -> None:
+    with pytest.raises(afire.UserError, match=message):
         model.encode(films)  # type: ignore[arg-type]
 
 
-def test_missing_paths_are_a_sentence(tmp_path: Path) -> None:
+def test_missing_paths_are_refused(tmp_path: Path) -> None:
     with pytest.raises(afire.UserError, match="do not exist"):
         afire.load(tmp_path / "none")
 

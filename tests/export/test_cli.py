@@ -59,7 +59,9 @@ def test_push_checks_before_it_sends(bundle_folder: Path, copy_of: Callable[[Pat
     assert isinstance(done.exception, UserError) and "lacks student.safetensors" in str(done.exception)
 
 
-def test_a_torn_bundle_is_one_sentence_and_exit_code_2(bundle_folder: Path, copy_of: Callable[[Path], Path]) -> None:
+def test_a_truncated_bundle_is_one_message_and_exit_code_2(
+    bundle_folder: Path, copy_of: Callable[[Path], Path]
+) -> None:
     folder = copy_of(bundle_folder)
     content = bytearray((folder / "decoder.safetensors").read_bytes())
     content[-1] ^= 1

@@ -260,7 +260,7 @@ def test_torch_export(tmp_path: Path, preprocess: str) -> None:
     assert_close("torch.export", graph(film.expand(3, -1, -1, -1))[0][2:], expected["tokens"], 5e-5)
 
 
-def test_what_a_format_has_no_place_for_is_a_sentence(tmp_path: Path, detector_folder: Path) -> None:
+def test_what_a_format_has_no_place_for_is_refused(tmp_path: Path, detector_folder: Path) -> None:
     backbone = random_backbone("image.fit=crop")
     with pytest.raises(UserError, match=r"only squash films.*want crop"):
         convert(backbone, tmp_path / "out", FORMATS["torch"], preprocess="resize")

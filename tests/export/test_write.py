@@ -161,7 +161,7 @@ def test_the_sample_is_read_and_resized(bundle_folder: Path, copy_of: Callable[[
     assert torch.isfinite(read_expected(bundle_folder)["restored"]).all()
 
 
-def test_a_full_disk_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_message_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^cannot write .*: No space left; free space or choose another folder\.$"):  # noqa: SIM117
         with new_folder(tmp_path / "out", force=False) as part:
             (part / "half").touch()

@@ -1,4 +1,4 @@
-"""A bundle is whole and of this format, or it is refused with a sentence that says what is wrong."""
+"""A bundle is whole and of this format, or it is refused with a message that says what is wrong."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rewrite(folder: Path, change: Callable[[dict], None]) -> None:  # type: igno
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "message"),
     [
         (lambda about: about.update(afire_bundle=2), r"a bundle of format 2.*reads format 1"),
         (lambda about: about.pop("afire_bundle"), r"no bundle of afire"),
@@ -85,15 +85,15 @@ def rewrite(folder: Path, change: Callable[[dict], None]) -> None:  # type: igno
         (lambda about: about.pop("settings"), "holds no settings"),
     ],
 )
-def test_another_versions_config_is_a_sentence(
+def test_another_versions_config_is_refused(
     bundle_folder: Path,
     copy_of: Callable[[Path], Path],
     change: Callable[[dict], None],  # type: ignore[type-arg]
-    sentence: str,
+    message: str,
 ) -> None:
     folder = copy_of(bundle_folder)
     rewrite(folder, change)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         open_bundle(folder)
 
 
@@ -104,6 +104,14 @@ def test_settings_that_do_not_fit_the_weights(bundle_folder: Path, copy_of: Call
         _ = open_weights(folder).method
     with pytest.raises(UserError, match=r"lacks blocks\.1"):
         _ = open_weights(folder).trunk
+
+
+@pytest.mark.parametrize("schedule", [None, 3, {"teacher_temperature": "warm"}])
+def test_a_schedule_that_is_none(bundle_folder: Path, copy_of: Callable[[Path], Path], schedule: object) -> None:
+    folder = copy_of(bundle_folder)
+    rewrite(folder, lambda about: about.update(schedule=schedule))
+    with pytest.raises(UserError, match="says no numbers of a schedule"):
+        _ = open_weights(folder).method
 
 
 def test_names_stay_inside(bundle_folder: Path, copy_of: Callable[[Path], Path]) -> None:

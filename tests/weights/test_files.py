@@ -106,12 +106,12 @@ def test_sincos_positions_fit_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "message"),
     [({"width": 32}, "another architecture"), ({"patch_size": 16}, "another architecture")],
 )
-def test_another_architecture_is_a_sentence(tmp_path: Path, settings: dict[str, int], sentence: str) -> None:
+def test_another_architecture_is_refused(tmp_path: Path, settings: dict[str, int], message: str) -> None:
     torch.save(prefixed(vit(1, **settings), ""), tmp_path / "w.pth")
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         load_encoder(vit(2), tmp_path / "w.pth")
 
 
@@ -133,15 +133,15 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "harmed").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04torn"])
+@pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04truncated"])
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_torn_files_are_sentences(tmp_path: Path, content: bytes, suffix: str) -> None:
+def test_truncated_files_are_refused(tmp_path: Path, content: bytes, suffix: str) -> None:
     (tmp_path / f"w{suffix}").write_bytes(content)
     with pytest.raises(UserError, match=f"w\\{suffix}"):
         read_tensors(tmp_path / f"w{suffix}")
 
 
-def test_files_without_a_vit_are_sentences(tmp_path: Path) -> None:
+def test_files_without_a_vit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no ViT in timm's or Hugging Face's naming.*conv1\.weight"):
         find_encoder({"conv1.weight": torch.zeros(1)}, tmp_path / "resnet.pth")
     torch.save([torch.zeros(1)], tmp_path / "list.pth")
@@ -181,7 +181,7 @@ def test_newer_hugging_face_names(tmp_path: Path) -> None:
         torch.testing.assert_close(target(films), theirs(films).last_hidden_state, atol=1e-5, rtol=0)
 
 
-def test_a_torn_hugging_face_file_is_reported(tmp_path: Path) -> None:
+def test_a_truncated_hugging_face_file_is_reported(tmp_path: Path) -> None:
     content = to_huggingface(vit(1).state_dict())
     del content["encoder.layer.0.attention.attention.key.weight"]
     torch.save(content, tmp_path / "w.pth")

@@ -1,4 +1,4 @@
-"""hf:// names: parsed, found in a local cache without a network, and sentences for what goes wrong."""
+"""hf:// names: parsed, found in a local cache without a network, and messages for what goes wrong."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_names(text: str | Path, expected: HubName) -> None:
 
 
 @pytest.mark.parametrize("text", ["hf://name", "hf://a/b/c", "hf://a/b@", "hf://../b c", "hf:///x"])
-def test_what_is_no_name_is_a_sentence(text: str) -> None:
+def test_what_is_no_name_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="is not hf://owner/name"):
         parse_hub_name(text)
 
@@ -64,7 +64,7 @@ def test_revisions_are_apart(bundle_folder: Path, cache: Path, tmp_path: Path) -
     assert (hub.local_path("hf://owner/name@v2") / "note.txt").exists()
 
 
-def test_what_is_not_in_the_cache_is_a_sentence(cache: Path) -> None:
+def test_what_is_not_in_the_cache_is_refused(cache: Path) -> None:
     with pytest.raises(UserError, match=r"hf://owner/none is not in the local cache"):
         open_weights("hf://owner/none")
 
@@ -76,7 +76,7 @@ def test_a_spoilt_cache_is_refused(bundle_folder: Path, cache: Path) -> None:
         open_weights("hf://owner/name")
 
 
-def test_pushing_without_a_network_is_a_sentence(bundle_folder: Path, cache: Path) -> None:
+def test_pushing_without_a_network_is_refused(bundle_folder: Path, cache: Path) -> None:
     with pytest.raises(UserError, match="the hub cannot be reached to write hf://owner/name"):
         hub.push(bundle_folder, HubName("owner/name"))
 
@@ -111,7 +111,7 @@ def test_push_uploads_a_whole_bundle_privately(
     assert open_bundle(tmp_path / "hub" / "owner" / "name").hash == open_bundle(bundle_folder).hash
 
 
-def test_a_hub_that_says_no_is_a_sentence(bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_says_no_is_refused(bundle_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed:
         def create_repo(self, *_: Any, **__: Any) -> None:
             error = OSError("401 Client Error")

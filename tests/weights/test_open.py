@@ -148,6 +148,12 @@ def test_a_run_comes_back_whole(tmp_path: Path) -> None:
     assert weights.method_hash != weights.hash and "of the whole model from step-" in weights.method_report
 
 
+def test_a_checkpoint_that_does_not_say_its_step(run: tuple[Path, AFiRe]) -> None:
+    (run[0] / "checkpoints" / "step-00000005" / "state.json").write_text('{"step": 5}')
+    with pytest.raises(UserError, match=r"state\.json does not say its step"):
+        _ = open_weights(run[0] / "checkpoints" / "step-00000005").method
+
+
 def test_the_hash_is_of_what_was_loaded(run: tuple[Path, AFiRe]) -> None:
     """Whoever trains or moves the networks changes no name in a result."""
     weights = open_weights(run[0])
