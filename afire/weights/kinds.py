@@ -240,17 +240,16 @@ class _OwnWeights(Weights):
     def _check(self, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
         problem = _misfit(wanted, given)
         if problem:
-            raise UserError(self._refusal.format(problem=problem))
+            raise UserError(self._refusal(problem))
 
     @property
     @abstractmethod
     def _place(self) -> str:
         """Where they lie, for reports."""
 
-    @property
     @abstractmethod
-    def _refusal(self) -> str:
-        """What to say when tensors do not fit, with ``{problem}`` in it."""
+    def _refusal(self, problem: str) -> str:
+        """What to say when tensors do not fit."""
 
     @abstractmethod
     def _read_method(self, method: Method) -> dict[str, Tensor]:
@@ -274,9 +273,8 @@ class RunWeights(_OwnWeights):
     def _place(self) -> str:
         return f"{self.file.parent.name}/{self.file.name}"
 
-    @property
-    def _refusal(self) -> str:
-        return f"{self.file} {{problem}}; it is not a checkpoint of this run."
+    def _refusal(self, problem: str) -> str:
+        return f"{self.file} {problem}; it is not a checkpoint of this run."
 
     @property
     def _trunk_prefix(self) -> str:
@@ -344,9 +342,8 @@ class BundleWeights(_OwnWeights):
     def _place(self) -> str:
         return f"the bundle {self.name} ({self.bundle.hash[:12]})"
 
-    @property
-    def _refusal(self) -> str:
-        return f"{self.bundle.folder}: the weights do not fit config.json: the bundle {{problem}}."
+    def _refusal(self, problem: str) -> str:
+        return f"{self.bundle.folder}: the weights do not fit config.json: the bundle {problem}."
 
     def read_trunk(self) -> TrunkTensors:
         file = self.bundle.trunk_file(self.network)

@@ -175,7 +175,7 @@ def test_weights_alone_hold_no_method(tmp_path: Path) -> None:
     checkpoint = newest_checkpoint(run)
     assert checkpoint is not None
     tensors = load_file(checkpoint.folder / "model.safetensors")
-    lost = tmp_path / "run" / "checkpoints" / "step-1"
+    lost = tmp_path / "run" / "checkpoints" / "step-{1}"  # braces in a path are a path's
     lost.mkdir()
     save_file({name: t for name, t in tensors.items() if "mask_token" not in name}, lost / "model.safetensors")
     with pytest.raises(UserError, match=r"lacks decoder\.mask_token; it is not a checkpoint of this run"):
