@@ -150,11 +150,13 @@ def judge(folder: Path, pack: Path, split_file: Path) -> None:
     from afire.config import load_config
     from afire.data.pack import open_films
     from afire.data.splits import make_split, read_split
-    from afire.studies.ablate_detect import detection_scores
-    from afire.studies.ablation_grid import detection_rows
+    from afire.detect.fit import unadapted
+    from afire.detect.localise import score_films
+    from afire.studies.ablation_grid import SCORES, detection_rows
     from afire.tasks.metrics import auc
     from afire.tasks.probe import ProbeTask, run_probe
     from afire.training.batches import normal_training_rows
+    from afire.weights import open_weights
 
     logging.basicConfig(level=logging.WARNING)
     run = folder / "run"
@@ -180,8 +182,8 @@ def judge(folder: Path, pack: Path, split_file: Path) -> None:
                     found[f"{name} probe {100 * fraction:g} %"] = result.metrics["auc"].mean
             normal, _ = normal_training_rows(films.manifest, split)
             rows, abnormal = detection_rows(films, test)
-            scores = detection_scores(run, films, normal, rows)
-            found |= {f"{name} detect {kind}": auc(values, abnormal) for kind, values in scores.items()}
+            scores, _ = score_films(unadapted(open_weights(run), films, normal), films, rows, "test films")
+            found |= {f"{name} detect {kind}": auc(scores[kind], abnormal) for kind in SCORES if kind in scores}
     summary = json.loads((run / "summary.json").read_text())
     seconds = json.loads((folder / "seconds.json").read_text())
     facts = {"found": found, "seconds": seconds, "health": summary["health"], "losses": summary["losses"]}

@@ -167,6 +167,20 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
     return detector
 
 
+def unadapted(weights: Weights, films: Films, rows: Rows, device: str = "auto") -> AnomalyDetector:
+    """The detector `afire` of pre-trained weights as they are, fitted on the normal films ``rows``.
+
+    What `afire detect fit --set adapt.epochs=0` begins with: its scores, without a choice among them and without a
+    calibration, which need normal films of their own. For studies that compare weights score by score.
+    """
+    settings = detect_settings(["adapt.epochs=0"])
+    nobody = np.empty(0, np.int64)
+    task = FitTask(weights.config, settings, films, Path(), weights, device=device)
+    detector: AnomalyDetector = DETECTORS[task.method].start(task, Subsets(rows, nobody, nobody, "nothing is held out"))
+    detector.fit(NormalFilms(films, rows))
+    return detector
+
+
 def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None:
     """Fit a started detector and all that surrounds it: domain, choice of a score, calibration, scale of heatmaps."""
     normals = NormalFilms(films, subsets.fit)

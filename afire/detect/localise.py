@@ -212,10 +212,10 @@ def measure(
     fit = check_unseen(folder, films, test.rows, fitted)
     from_random = detector.origin.get("weights", {}).get("name") == RANDOM
     pretraining = seen_in_pretraining(folder, films, test.rows, from_random)
-    scores, heat = _score(detector, films, test.rows, f"{name}: test films", places)
+    scores, heat = score_films(detector, films, test.rows, f"{name}: test films", places)
     thresholds = dict.fromkeys(scores, float("nan"))
     if subsets is not None:
-        of_normals, _ = _score(detector, films, subsets.calibrate, f"{name}: calibration films", None)
+        of_normals, _ = score_films(detector, films, subsets.calibrate, f"{name}: calibration films")
         if _agree(detector, of_normals[CHOSEN]):
             rate = detector.false_alarms
             thresholds = {key: Calibration.of(values).threshold(rate) for key, values in of_normals.items()}
@@ -308,8 +308,8 @@ def _at(index: dict[int, int], rows: Rows) -> Rows:
     return np.array([index[row] for row in rows.tolist()], np.int64)
 
 
-def _score(
-    detector: AnomalyDetector, films: Films, rows: Rows, what: str, places: Places | None
+def score_films(
+    detector: AnomalyDetector, films: Films, rows: Rows, what: str, places: Places | None = None
 ) -> tuple[dict[str, Floats], Heat | None]:
     """Every score of the rows, the chosen one first, and the heat of those rows that have a place, in its order."""
     batches: dict[str, list[Floats]] = {}

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from afire._version import __version__
+from afire.detect.maps import SCORES as DETECTOR_SCORES
 from afire.files import write_json, write_text
 from afire.report.style import COLOURS, FAINT, INK, save_figure, style
 from afire.report.table import (
@@ -40,8 +41,7 @@ from afire.report.table import (
     signed,
     table_of,
 )
-from afire.studies.ablate_detect import DETECTION, DETECTORS
-from afire.studies.ablation_grid import FULL, TABLES
+from afire.studies.ablation_grid import FULL, MAIN_SCORE, SCORES, TABLES
 from afire.studies.ablation_table import MEASURES, PROBE_METRICS, AblationTable, Ordering, TableRow
 
 _OTHER = "Other rows"
@@ -166,19 +166,19 @@ def _against(row: TableRow, measure: str) -> list[str]:
 
 
 def _detector_text() -> str:
-    meanings = "; ".join(f"*{name}*: {meaning}" for name, meaning in DETECTORS.items())
+    meanings = "; ".join(f"*{name}*: {DETECTOR_SCORES[name].meaning}" for name in SCORES)
     return (
-        f"AUC on the test films of scores that saw normal training films only, directions fixed beforehand. {meanings}."
-        f" *{DETECTION}* is the detection column above, because every row has it; a dash: the row lacks what it needs."
+        "AUC on the test films of scores of `afire detect`, fitted on normal training films without adaptation; "
+        f"directions fixed beforehand. {meanings}. *{MAIN_SCORE}* is the detection column above, because every row has "
+        "it; a dash: the row lacks what it needs."
     )
 
 
 def _detector_table(rows: Sequence[TableRow]) -> Table:
     lines = [
-        [row.row.title, *(mean_sd(row.detectors[name]) if name in row.detectors else DASH for name in DETECTORS)]
-        for row in rows
+        [row.row.title, *(mean_sd(row.scores[name]) if name in row.scores else DASH for name in SCORES)] for row in rows
     ]
-    return table_of(["row", *DETECTORS], lines)
+    return table_of(["row", *SCORES], lines)
 
 
 def _reading(table: AblationTable) -> str:
@@ -238,8 +238,8 @@ def _record(row: TableRow) -> dict[str, Any]:
                 f"{name}_p_paired": against.paired.p,
             }
     record |= {f"paper_{name}": value for name, value in row.paper.items()}
-    record |= {f"detector_{name}_mean": value.mean for name, value in row.detectors.items()}
-    record |= {f"detector_{name}_sd": value.sd for name, value in row.detectors.items()}
+    record |= {f"detector_{name}_mean": value.mean for name, value in row.scores.items()}
+    record |= {f"detector_{name}_sd": value.sd for name, value in row.scores.items()}
     return record | {"minutes": row.minutes}
 
 

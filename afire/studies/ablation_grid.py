@@ -144,6 +144,9 @@ REQUEST, LOG, RUN, PROBE, DETECTION, TRIAL = (
     "trial.json",
 )
 _OLD_TRIALS, _OLD_TRIAL = "cells", "cell.json"  # what trials were called; such a study is still read and resumed
+SCORES = ("gaussian", "surprise", "restoration", "lesion")  # of the detector, those that tables show
+MAIN_SCORE = "gaussian"  # what tables call detection: every row has it
+DETECTED_BY = "detector"  # the scores are those of `afire detect`; earlier trials, which do not say so, had others
 _KEY_LENGTH = 12
 
 

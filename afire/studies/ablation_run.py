@@ -18,13 +18,12 @@ from afire.methods import make_method
 from afire.methods.base import Keys
 from afire.processes import usable_cores
 from afire.progress import format_seconds
-from afire.studies.ablate_detect import DETECTION
-from afire.studies.ablation_grid import LOG, REQUEST, SPLIT, Study, Trial, relative_cost
+from afire.studies.ablation_grid import LOG, MAIN_SCORE, REQUEST, SPLIT, Study, Trial, relative_cost
 from afire.studies.steps import Command, Outcome, Report, Step, run_steps
 from afire.weights import pick_device
 
 _FORWARD_SHARE = 0.25  # of a training step: one forward of the encoder, without backward, decoder and head
-_PASSES = 2.0  # over the films for probe and detection
+_PASSES = 5.0  # over the films for probe and detection
 _START = 15.0  # to import, open and write
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -102,7 +101,7 @@ class TrialStep(Step):
     def summary(self) -> str:
         result = self.trial.result()
         assert result is not None
-        probe, detection = result["probe"].get("auc", math.nan), result["detection"][DETECTION]
+        probe, detection = result["probe"].get("auc", math.nan), result["detection"][MAIN_SCORE]
         return f"probe AUC {probe:.3f}, detection AUC {detection:.3f}, {format_seconds(self.seconds())}"
 
 

@@ -16,9 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.config import load_config
-from afire.studies.ablate_detect import DETECTION as MAIN_DETECTOR
-from afire.studies.ablate_detect import DETECTORS
-from afire.studies.ablation_grid import DETECTION, FULL, PROBE, Row, Study, Trial
+from afire.studies.ablation_grid import DETECTED_BY, DETECTION, FULL, MAIN_SCORE, PROBE, SCORES, Row, Study, Trial
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import TestScores, bootstrap_values
 from afire.tasks.results import SCORE, TRUTH, Estimate, estimate, read_predictions, read_result
@@ -51,7 +49,7 @@ class TableRow:
     row: Row
     seeds: list[int]
     measures: dict[str, Estimate]  # of MEASURES
-    detectors: dict[str, Estimate]  # of DETECTORS, those the row has
+    scores: dict[str, Estimate]  # of the detector, those of SCORES that the row has
     against: dict[str, Against]  # of MEASURES; empty for the full method
     same_as_full: bool
     minutes: float  # of one trial, mean
@@ -85,7 +83,7 @@ class AblationTable:
 
 def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> AblationTable | None:
     """The table of all finished trials; rows without any stand in the notes. None before the full method has one."""
-    results = {trial.key: result for trial in trials if (result := trial.result()) is not None}
+    results = _comparable({trial.key: result for trial in trials if (result := trial.result()) is not None})
     done = {row.name: [c for c in trials if row.name in c.rows and c.key in results] for row in rows}
     if not done[FULL]:
         return None
@@ -100,6 +98,13 @@ def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> Ab
     return AblationTable(found, _facts(study, found, results), _ordering(found), notes, drawn_over)
 
 
+def _comparable(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Detection measured in two ways must not stand in one column: beside newer trials, older ones have none."""
+    if all("detected_by" not in result for result in results.values()):
+        return dict(results)
+    return {key: r if r.get("detected_by") == DETECTED_BY else {**r, "detection": {}} for key, r in results.items()}
+
+
 class _Measured:
     """The numbers of a row's trials, and each measure in every bootstrap draw of patients."""
 
@@ -108,10 +113,12 @@ class _Measured:
         self.results = [results[trial.key] for trial in self.trials]
         draws = bootstrap_values([_probe_scores(c) for c in self.trials], np.random.default_rng(_SEED), _DRAWS)
         self.draws: dict[str, Floats] = {name: draws[name][:, -1] for name in PROBE_METRICS}
-        detected = bootstrap_values([_detection_scores(c) for c in self.trials], np.random.default_rng(_SEED), _DRAWS)
-        self.draws["detection"] = detected["auc"][:, -1]
+        self.draws["detection"] = np.full(_DRAWS, math.nan)
+        if all(result["detection"] for result in self.results):
+            scores = [_detection_scores(trial) for trial in self.trials]
+            self.draws["detection"] = bootstrap_values(scores, np.random.default_rng(_SEED), _DRAWS)["auc"][:, -1]
         self.values = {name: [float(r["probe"].get(name, math.nan)) for r in self.results] for name in PROBE_METRICS}
-        self.values["detection"] = [float(r["detection"][MAIN_DETECTOR]) for r in self.results]
+        self.values["detection"] = [float(r["detection"].get(MAIN_SCORE, math.nan)) for r in self.results]
 
     def of_seeds(self, seeds: Sequence[int]) -> _Measured:
         """The same row with these seeds only."""
@@ -127,16 +134,16 @@ class _Measured:
 
 def _table_row(row: Row, measured: _Measured, full: _Measured) -> TableRow:
     same = measured.trials == full.trials
-    detectors = {
+    scores = {
         name: estimate([float(r["detection"][name]) for r in measured.results])
-        for name in DETECTORS
+        for name in SCORES
         if all(name in r["detection"] for r in measured.results)
     }
     return TableRow(
         row=row,
         seeds=measured.seeds,
         measures={name: estimate(measured.values[name], measured.draws[name]) for name in MEASURES},
-        detectors=detectors,
+        scores=scores,
         against={} if same else {name: _against(measured, full, name) for name in MEASURES},
         same_as_full=same and row.name != FULL,
         minutes=float(np.mean([sum(r["seconds"].values()) for r in measured.results])) / 60,
@@ -168,11 +175,11 @@ def _probe_scores(trial: Trial) -> TestScores:
 
 
 def _detection_scores(trial: Trial) -> TestScores:
-    found = pd.read_parquet(trial.folder / DETECTION)
+    films = pd.read_parquet(trial.folder / DETECTION)
     return TestScores(
-        scores=found[[MAIN_DETECTOR]].to_numpy(np.float64),
-        truth=found[["abnormal"]].to_numpy(np.float64),
-        patients=found["patient"].to_numpy(dtype=object),
+        scores=films[[MAIN_SCORE]].to_numpy(np.float64),
+        truth=films[["abnormal"]].to_numpy(np.float64),
+        patients=films["patient"].to_numpy(dtype=object),
         thresholds=np.zeros(1),  # only the AUC is used
     )
 
@@ -246,6 +253,13 @@ def _notes(rows: Sequence[Row], found: Sequence[TableRow], results: Mapping[str,
     others = sum(1 for row in found if row.against)
     if others > 1:
         notes.append(f"p-values are not corrected for the {others} comparisons")
+    older = sum("detected_by" not in result for result in results.values())
+    if older:
+        notes.append(
+            f"detection of {older:,} trials was measured by an earlier version, by scores that were not those of "
+            "`afire detect`; delete their record (trial.json or cell.json) and run `afire ablate` again: it measures "
+            "them anew and trains nothing" + ("" if older == len(results) else ". Here they have none")
+        )
     versions = sorted({str(result["afire"]) for result in results.values()})
     if len(versions) > 1:
         notes.append(f"trials of different versions of afire: {', '.join(versions)}")

@@ -22,10 +22,11 @@ from afire._version import __version__
 from afire.config import Config, changed, validate
 from afire.data.pack import Films, open_films
 from afire.data.splits import Split, read_split
+from afire.detect.fit import unadapted
+from afire.detect.localise import CHOSEN, score_films
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
-from afire.studies.ablate_detect import detection_scores
-from afire.studies.ablation_grid import DETECTION, FORMAT, PROBE, REQUEST, RUN, TRIAL, detection_rows
+from afire.studies.ablation_grid import DETECTED_BY, DETECTION, FORMAT, PROBE, REQUEST, RUN, TRIAL, detection_rows
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.metrics import auc
 from afire.tasks.probe import ProbeTask, run_probe
@@ -33,7 +34,7 @@ from afire.tasks.results import write_result
 from afire.training.batches import normal_training_rows
 from afire.training.pretrain import pretrain
 from afire.training.run_folder import SUMMARY, RunFolder, environment
-from afire.weights import pick_device
+from afire.weights import open_weights
 
 CLOCK = "seconds.json"
 _SECONDS_BETWEEN_WRITES = 5.0
@@ -117,6 +118,7 @@ def run_trial(folder: Path) -> None:
             "config": config.model_dump(exclude={"run"}),
             "probe": probe,
             "detection": detection,
+            "detected_by": DETECTED_BY,
             "losses": summary["losses"],
             "health": summary["health"],
             "parameters": summary["parameters"],
@@ -171,11 +173,12 @@ def _probe(
 
 
 def _detect(folder: Path, films: Films, split: Split, device: str) -> dict[str, float]:
-    """AUC of each detector on the test films; the scores stay beside it, film by film."""
-    parts = split.rows(films.manifest)
+    """AUC of each score of the detector, without adaptation, on the test films; the scores stay beside it."""
     normal = normal_training_rows(films.manifest, split)[0]
-    rows, abnormal = detection_rows(films, parts["test"])
-    scores = detection_scores(folder / RUN, films, normal, rows, pick_device(device))
+    rows, abnormal = detection_rows(films, split.rows(films.manifest)["test"])
+    detector = unadapted(open_weights(folder / RUN), films, normal, device)
+    scores, _ = score_films(detector, films, rows, "test films")
+    del scores[CHOSEN]  # nothing was chosen
     table = films.manifest.table.iloc[rows][["image", "patient"]].reset_index(drop=True)
     table = pd.concat([table, pd.DataFrame({"abnormal": abnormal, **scores})], axis=1)
     write_atomic(folder / DETECTION, lambda path: table.to_parquet(path, index=False))

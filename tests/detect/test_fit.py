@@ -15,16 +15,19 @@ from afire.config import load_config
 from afire.data.keys import Seen, films_seen
 from afire.data.pack import PackedFilms
 from afire.detect.adapt import adaptation
-from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, load_detector
+from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, FitTask, load_detector
 from afire.detect.detector import MapDetector
 from afire.detect.fit import (
     asked_scores,
     detect_settings,
     detection_subsets,
+    fit_detector,
     open_networks,
+    unadapted,
 )
 from afire.errors import UserError
 from afire.training.engine import Schedules
+from afire.weights import open_weights
 from tests.detect.conftest import SMALLEST, fit_smallest
 
 
@@ -97,6 +100,22 @@ def test_the_cost_is_that_of_the_networks(detector: AnomalyDetector) -> None:
     embedding = 2 * 16 * 64 * width
     assert cost > config.depth * block + embedding, "an encoder at least"
     assert cost < 40 * (config.depth * block + embedding), "and not a batch"
+
+
+def test_unadapted_is_the_detector_before_its_choice(films: PackedFilms, model: Path, tmp_path: Path) -> None:
+    """What studies compare: the scores that users get, score by score."""
+    networks = open_networks(str(model))
+    settings = detect_settings(["adapt.epochs=0", "held_out=0.4", "false_alarms=0.2"])
+    task = FitTask(networks.config, settings, films, tmp_path / "out", networks.pretrained, networks.run, device="cpu")
+    fitted = fit_detector(task)
+    subsets = detection_subsets(films.manifest, None, 0, 0.4)
+    plain = unadapted(open_weights(model), films, subsets.fit, "cpu")
+    images = films.batch(subsets.held_out)
+    expected, given = (one.score(images, all_scores=True).scores for one in (fitted, plain))
+    assert expected.keys() == given.keys() and len(given) >= 8
+    for name, values in expected.items():
+        np.testing.assert_allclose(given[name], values, rtol=1e-6, err_msg=name)
+    assert not (tmp_path / "out" / "adapt").exists()
 
 
 def test_the_same_seed_gives_the_same_detector(detector: AnomalyDetector, films: PackedFilms, tmp_path: Path) -> None:

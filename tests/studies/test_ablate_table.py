@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from scipy.stats import ttest_ind
 
 from afire.config import Config
-from afire.studies.ablation_grid import Study, Trial, choose_rows, open_study, plan_trials
+from afire.files import read_json, write_json
+from afire.report.ablation import ablation_latex, ablation_markdown
+from afire.studies.ablation_grid import TRIAL, Study, Trial, choose_rows, open_study, plan_trials
 from afire.studies.ablation_table import AblationTable, TableRow, make_table
 from tests.studies.conftest import draw_pack
 from tests.studies.trials import area, finish, scores, truth
@@ -112,6 +115,35 @@ def test_a_row_that_lacks_a_seed_is_compared_on_the_seeds_it_has(
     means = [np.mean([area(drawn.probe[name, seed], truth()) for seed in (0, 2)]) for name in ("no-contrast", "full")]
     assert row.against["auc"].difference == pytest.approx(means[0] - means[1])
     assert "fewer seeds than the others: without both contrastive losses" in table.notes
+
+
+def measured_before(trials: list[Trial]) -> None:
+    """As an earlier version left them: with scores that were not those of the detector, and without saying so."""
+    for trial in trials:
+        record = read_json(trial.folder / TRIAL)
+        del record["detected_by"]
+        write_json(trial.folder / TRIAL, record)
+
+
+def test_detection_of_two_definitions_does_not_stand_in_one_column(drawn: Drawn) -> None:
+    measured_before([trial for trial in drawn.trials if trial.rows[0] == "no-category"])
+    table = drawn.table()
+    old, new = named(table, "no-category"), named(table, "no-contrast")
+    assert math.isnan(old.measures["detection"].mean) and not old.scores
+    assert math.isnan(old.against["detection"].difference) and math.isnan(old.against["detection"].paired.p)
+    assert old.measures["auc"].mean > 0.5 and new.against["detection"].difference < 0
+    assert any(note.startswith("detection of 3 trials was measured by an earlier version") for note in table.notes)
+    page = ablation_markdown(table)
+    assert "earlier version" in page and "nan" not in page
+    ablation_latex(table)
+
+
+def test_a_study_that_is_all_old_keeps_its_column_with_a_note(drawn: Drawn) -> None:
+    before = named(drawn.table(), "full").measures["detection"]
+    measured_before(drawn.trials)
+    table = drawn.table()
+    assert named(table, "full").measures["detection"] == before
+    assert any("9 trials" in note and "Here they have none" not in note for note in table.notes)
 
 
 def test_order_against_the_papers(drawn: Drawn) -> None:

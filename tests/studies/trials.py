@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from afire.files import write_json
-from afire.studies.ablation_grid import DETECTION, FORMAT, PROBE, TRIAL, Trial
+from afire.studies.ablation_grid import DETECTED_BY, DETECTION, FORMAT, PROBE, TRIAL, Trial
 from afire.tasks.results import Result, RunResult, estimate, write_result
 
 PATIENTS = 40
@@ -62,6 +62,7 @@ def _record(trial: Trial, metrics: dict[str, float], detection: np.ndarray, seco
         "seed": trial.seed,
         "probe": metrics,
         "detection": {"gaussian": area(detection, truth())},
+        "detected_by": DETECTED_BY,
         "seconds": {"train": seconds - 10, "probe": 6.0, "detection": 4.0},
         "afire": "0",
         "torch": "0",
