@@ -1,11 +1,14 @@
 """Which files a film walks through: ``python scripts/trace.py`` traces two tiny runs and writes docs/architecture.md.
 
-Only the run is traced: all of afire is imported before, and the detector is fitted before. An entry is a call of a
-function of the file from another file of afire, or from outside of it; the command line is left out.
+A file is on the walk when a function of it is handed a film, or what was computed from one (an array of two or more
+dimensions, alone or inside of a batch, a mapping or a record), by another file, or hands one back. So set-up, schedules
+and progress are not on it, and neither is the command line. Only the run is traced: all of afire is imported before,
+and the detector is fitted before; the first walk ends with the first checkpoint.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import pkgutil
@@ -20,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 import afire
@@ -32,21 +36,35 @@ SMALLEST = (
     *("image.size=32", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "encoder.patch_size=8"),
     *("head.hidden=16", "head.bottleneck=8", "head.clusters=8", "decoder.width=16", "decoder.heads=2"),
     *("training.batch_size=4", "training.epochs=1", "training.warmup_epochs=0", "lesions.size_min=30"),
-    *("run.picture_epochs=0", "run.probe_epochs=0"),
+    *("run.picture_epochs=0", "run.probe_epochs=0", "run.checkpoint_minutes=1e-9"),
 )
+ENDS = ("save_checkpoint", "write_detect_page")  # what a walk ends with, whatever it is handed
 Walk = dict[str, int]  # entries of each file, in the order of the first
 
 
 class Trace:
-    """Counts entries of the files of a package while it is on, in all threads that begin meanwhile."""
+    """Counts calls that hand films to the files of a package while it is on, in all threads that begin meanwhile."""
 
     def __init__(self, package: Path, without: str) -> None:
         self.prefix, self.without = f"{package}/", f"{package / without}/"
         self.walk: Walk = {}
+        self.done = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and (file := self._file(frame)) is not None and self._caller(frame) != file:
-            self.walk[file] = self.walk.get(file, 0) + 1
+        if event not in ("call", "return") or self.done:
+            return
+        file, caller = self._file(frame), self._caller(frame)
+        if file is None or caller == file:
+            return
+        is_end = frame.f_code.co_name in ENDS
+        handed = given(frame) if event == "call" else [argument]
+        if is_end or any(map(holds_film, handed)):
+            if caller is not None:
+                self.walk.setdefault(caller, 0)  # who hands a film on has it
+            if event == "call":
+                self.walk[file] = self.walk.get(file, 0) + 1
+            self.walk.setdefault(file, 0)
+        self.done = is_end and event == "return"
 
     def _file(self, frame: FrameType) -> str | None:
         """The file of a frame inside the package; None for other libraries, the command line and page templates."""
@@ -72,6 +90,28 @@ class Trace:
         finally:
             sys.setprofile(None)
             threading.setprofile(None)
+
+
+def given(frame: FrameType) -> list[Any]:
+    """The arguments of a call, without the object it is a method of."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [frame.f_locals.get(name) for name in names if name not in ("self", "cls")]
+
+
+def holds_film(value: Any, depth: int = 2) -> bool:
+    """Whether there is an array of two or more dimensions in it, at most ``depth`` containers deep."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.ndim >= 2 and not isinstance(value, torch.nn.Parameter)
+    if depth == 0:
+        return False
+    if isinstance(value, list | tuple):
+        return any(holds_film(entry, depth - 1) for entry in value[:4])
+    if isinstance(value, dict):
+        return any(holds_film(entry, depth - 1) for entry in value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return any(holds_film(getattr(value, field.name, None), depth - 1) for field in dataclasses.fields(value))
+    return False
 
 
 def import_everything() -> None:
@@ -123,12 +163,9 @@ def to_report(folder: Path) -> Walk:
 
 
 def as_markdown(title: str, walk: Walk) -> str:
-    """The files of rooms in a table, the modules that every room uses in a line below."""
-    in_rooms = {file: count for file, count in walk.items() if "/" in file}
-    common = ", ".join(f"`{file}` ({count})" for file, count in walk.items() if "/" not in file)
-    rows = "\n".join(f"| {place} | `{file}` | {in_rooms[file]} |" for place, file in enumerate(in_rooms, start=1))
-    table = f"| | file | entries |\n|---|---|---|\n{rows}"
-    return f"**{title}: {len(in_rooms)} files of rooms**\n\n{table}\n\nand modules that every room uses: {common}."
+    """The files in the order of their first entry."""
+    rows = "\n".join(f"| {place} | `{file}` | {walk[file]} |" for place, file in enumerate(walk, start=1))
+    return f"**{title}: {len(walk)} files**\n\n| | file | entries |\n|---|---|---|\n{rows}"
 
 
 def walks() -> str:
