@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afire.data.decode import read_film
-from afire.data.film import fit_square
+from afire.data.decode import fit_square, read_film
 from afire.errors import UserError
 from afire.nn.vit import check_films
 from afire.weights import Weights, open_weights, pick_device

@@ -22,8 +22,7 @@ from afire.data.audit.collect import default_workers, measure_manifest
 from afire.data.audit.copies import near_pairs
 from afire.data.audit.measure import perceptual_hash, rank_thumb
 from afire.data.audit.run import _rank_array
-from afire.data.decode import read_film
-from afire.data.film import fit_square
+from afire.data.decode import fit_square, read_film
 from afire.data.manifest import Manifest
 from afire.data.sources import build
 

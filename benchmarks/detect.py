@@ -28,8 +28,7 @@ from PIL import Image
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import load_config
-from afire.data.decode import read_film
-from afire.data.film import fit_square
+from afire.data.decode import fit_square, read_film
 from afire.data.phantom.film import draw_film
 from afire.detect.base import HeatScale, NormalFilms
 from afire.detect.choose import Choice, Component

@@ -23,9 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from afire.config import Config, LesionConfig
-from afire.lesions.painting import plan, window_size
 from afire.lesions.places import Draw, PixelPicker, keyed, otsu_threshold
-from afire.lesions.synthesis import synthesize_keyed
+from afire.lesions.synthesis import plan, synthesize_keyed, window_size
 from afire.methods.afire import AFiRe
 
 CONFIG = LesionConfig()

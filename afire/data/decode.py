@@ -4,7 +4,13 @@ PNG, JPEG, TIFF, BMP and GIF are read here with pillow, DICOM in :mod:`afire.dat
 what it is, not its name. Everything that is wrong with a file is an :class:`~afire.errors.ImageError` of one message
 that names the path and quotes nothing from inside the file, so that no identifying tag gets into a log.
 
-H, W are the film's height and width.
+A film of any shape becomes square in one of three ways (``image.fit``), and masks and boxes follow it:
+
+    squash      the whole film, sides scaled separately; nothing is lost, proportions are
+    letterbox   the whole film, proportions kept, centred on black
+    crop        the central square; proportions kept, the ends of the long side are lost
+
+H, W are the film's height and width, S the side of the square.
 """
 
 from __future__ import annotations
@@ -12,8 +18,9 @@ from __future__ import annotations
 import io
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +30,13 @@ from afire.data.dicom_grey import Voi
 from afire.data.film import (
     Film,
     FilmInfo,
-    check_range,
     check_size,
     grey_from_rgb,
     quiet_readers,
     require_finite,
     stretch,
 )
-from afire.errors import ImageError
+from afire.errors import ImageError, UserError
 
 MAX_PIXELS = 120_000_000
 """Films of more pixels are refused before they are decoded; large digital detectors have some 20 million."""
@@ -52,6 +58,12 @@ _MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"II*\0": "TIFF", b"MM\0*"
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF tag, and its values in which width and height change places
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339
 _WHITE_IS_ZERO, _UNSIGNED = 0, 1
+# How a film becomes square
+FitMode = Literal["squash", "letterbox", "crop"]
+FIT_MODES: tuple[FitMode, ...] = ("squash", "letterbox", "crop")
+Box = tuple[float, float, float, float]
+MaskType = TypeVar("MaskType", np.bool_, np.uint8)
+
 _DEPTHS = (8, 10, 12, 14)  # bits of the films that come in 16-bit files
 
 
@@ -84,8 +96,18 @@ def decode_film(
         if looks_like_dicom(data):
             from afire.data.dicom import read_dicom  # pydicom takes half a second to import; few datasets need it
 
-            return read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
-        return read_raster(path, data, max_pixels)
+            film, info = read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
+        else:
+            film, info = read_raster(path, data, max_pixels)
+    return film, replace(info, constant=_check_range(film, path))
+
+
+def _check_range(film: Film, path: Path) -> bool:
+    """Hold every reader to its promise of [0,1]; return whether all pixels are equal."""
+    low, high = float(film.min()), float(film.max())
+    if not (low >= 0.0 and high <= 1.0):  # also when either is NaN
+        raise ImageError(f"{path} has a grey-scale that leads to no finite picture; repair it or leave it out.")
+    return low == high
 
 
 def read_mask(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.bool_]:
@@ -205,7 +227,6 @@ def read_raster(path: Path, data: bytes, max_pixels: int) -> tuple[Film, FilmInf
         kind=kind,
         file_bytes=len(data),
         inverted=white_is_zero,
-        constant=check_range(film, path),
         colour=colour,
         unused_bits=unused,
     )
@@ -332,3 +353,123 @@ def _own_range(pixels: NDArray[Any], path: Path) -> Film:
 def _divide(pixels: NDArray[Any], white: int) -> Film:
     film: Film = np.divide(pixels, np.float32(white), dtype=np.float32)
     return film
+
+
+class _Placement(NamedTuple):
+    """Which rectangle of the film is shown, and which rectangle of the square shows it; both in whole pixels."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+    to_left: int
+    to_top: int
+    to_width: int
+    to_height: int
+
+
+def fit_square(film: NDArray[np.float32], size: int, mode: FitMode = "squash") -> NDArray[np.float32]:
+    """Resize a film (H, W) in [0,1] to (size, size), antialiased, still in [0,1].
+
+    The filter is bicubic, widened by the factor of reduction (so nothing aliases); its overshoot at sharp edges is
+    clipped. No shortcut by block averages first: it is faster on large films, but it would filter them differently
+    from small ones, by up to five grey levels of 255 at edges.
+    """
+    place = _place(film.shape, size, mode)
+    source = (place.left, place.top, place.left + place.width, place.top + place.height)
+    image = Image.fromarray(np.ascontiguousarray(film, dtype=np.float32))
+    resized = np.asarray(image.resize((place.to_width, place.to_height), Image.Resampling.BICUBIC, source))
+    square = np.zeros((size, size), np.float32)
+    np.clip(resized, 0.0, 1.0, out=_target(square, place))
+    return square
+
+
+def fit_mask(mask: NDArray[MaskType], size: int, mode: FitMode = "squash") -> NDArray[MaskType]:
+    """Resize a mask (H, W) to (size, size): a pixel is inside when more than half of the area it covers is.
+
+    A ``bool`` mask stays ``bool``. In a ``uint8`` mask every bit is a mask of its own (so 0/1, 0/255 and bit flags
+    all keep their values). What ``letterbox`` adds is outside.
+    """
+    place = _place(mask.shape, size, mode)
+    shown = mask[place.top : place.top + place.height, place.left : place.left + place.width]
+    square = np.zeros((size, size), mask.dtype)
+    target = _target(square, place)
+    if mask.dtype == np.bool_:
+        target[...] = _area_share(shown != 0, place.to_height, place.to_width) > 0.5
+        return square
+    for bit in range(8):
+        inside = (shown & np.uint8(1 << bit)) != 0
+        if inside.any():
+            majority = _area_share(inside, place.to_height, place.to_width) > 0.5
+            target |= majority.astype(np.uint8) << np.uint8(bit)
+    return square
+
+
+def fit_box(box: Box, height: int, width: int, mode: FitMode = "squash") -> Box | None:
+    """Where a box (x, y, w, h), in fractions of a film of ``height`` x ``width``, lies in the square film.
+
+    Fractions again, clipped to the square; ``None`` when nothing of it is left. With ``letterbox`` the answer is off by
+    less than a pixel of the square, because the film is placed on whole pixels.
+    """
+    _check(height, width, 1, mode)
+    x, y, w, h = box
+    side_x, side_y, start_x, start_y = float(width), float(height), 0.0, 0.0  # of the square, in film pixels
+    if mode == "letterbox":
+        side_x = side_y = float(max(height, width))
+        start_x, start_y = (width - side_x) / 2, (height - side_y) / 2
+    elif mode == "crop":
+        place = _place((height, width), 1, mode)
+        side_x, side_y, start_x, start_y = place.width, place.height, place.left, place.top
+    left, right = (_clip01((edge * width - start_x) / side_x) for edge in (x, x + w))
+    top, bottom = (_clip01((edge * height - start_y) / side_y) for edge in (y, y + h))
+    if right <= left or bottom <= top:
+        return None
+    return left, top, right - left, bottom - top
+
+
+def _clip01(value: float) -> float:
+    return min(max(value, 0.0), 1.0)
+
+
+def _place(shape: tuple[int, ...], size: int, mode: FitMode) -> _Placement:
+    if len(shape) != 2:
+        raise ValueError(f"a film is (H, W); this array has shape {shape}")
+    height, width = shape
+    _check(height, width, size, mode)
+    if mode == "squash":
+        return _Placement(0, 0, width, height, 0, 0, size, size)
+    if mode == "crop":
+        side = min(height, width)
+        return _Placement((width - side) // 2, (height - side) // 2, side, side, 0, 0, size, size)
+    scale = size / max(height, width)
+    to_width, to_height = max(1, round(width * scale)), max(1, round(height * scale))
+    to_left, to_top = (size - to_width) // 2, (size - to_height) // 2
+    return _Placement(0, 0, width, height, to_left, to_top, to_width, to_height)
+
+
+def _check(height: int, width: int, size: int, mode: str) -> None:
+    if mode not in FIT_MODES:
+        raise UserError(f"image.fit {mode!r} is not one of {', '.join(FIT_MODES)}.")
+    if height < 1 or width < 1 or size < 1:
+        raise ValueError(f"cannot fit a film of {width} x {height} pixels into a square of side {size}")
+
+
+def _target(square: NDArray[MaskType] | NDArray[np.float32], place: _Placement):  # type: ignore[no-untyped-def]
+    return square[place.to_top : place.to_top + place.to_height, place.to_left : place.to_left + place.to_width]
+
+
+def _area_share(inside: NDArray[np.bool_], height: int, width: int) -> NDArray[np.float32]:
+    """Share (height, width) of each new pixel's area that is inside; exact for any ratio of sizes."""
+    rows, columns = _overlaps(inside.shape[0], height), _overlaps(inside.shape[1], width)
+    share: NDArray[np.float32] = rows @ inside.astype(np.float32) @ columns.T
+    return share
+
+
+def _overlaps(old: int, new: int) -> NDArray[np.float32]:
+    """Matrix (new, old): which share of each new cell each old cell covers; rows sum to one."""
+    step = old / new
+    start = np.arange(new)[:, None] * step
+    cell = np.arange(old)[None, :]
+    overlap = np.minimum(start + step, cell + 1) - np.maximum(start, cell)
+    share: NDArray[np.float32] = (np.clip(overlap, 0.0, None) / step).astype(np.float32)
+    return share

@@ -24,7 +24,7 @@ from pydicom.pixels import apply_color_lut, get_decoder, pixel_array
 from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGExtended12Bit
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
-from afire.data.film import Film, FilmInfo, check_range, check_size, grey_from_rgb, require_finite
+from afire.data.film import Film, FilmInfo, check_size, grey_from_rgb, require_finite
 from afire.data.identity import hash_patient, view_of
 from afire.errors import ImageError, UserError
 
@@ -94,7 +94,6 @@ def read_dicom(
         patient=hash_patient(header.patient_id, salt),
         file_bytes=len(data),
         inverted=header.scale.monochrome1,
-        constant=check_range(film, path),
         colour=colour,
     )
     return film, info

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from afire.config import Config, Fit, ImageConfig, Voi
-from afire.data.decode import decode_film, read_file, read_film
-from afire.data.film import fit_square
+from afire.data.decode import decode_film, fit_square, read_file, read_film
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
 from afire.errors import ImageError, UserError
 from afire.files import folder_lock, names_path, read_json, sha256_bytes, sha256_text, write_atomic, write_json

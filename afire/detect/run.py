@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from afire.config import ImageConfig
-from afire.data.decode import read_film
-from afire.data.film import Film, FilmInfo, FitMode, fit_square
+from afire.data.decode import FitMode, fit_square, read_film
+from afire.data.film import Film, FilmInfo
 from afire.data.sources.disk import list_films
 from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
 from afire.detect.findings import (

@@ -19,8 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from afire.config import ImageConfig
-from afire.data.decode import read_film
-from afire.data.film import fit_square
+from afire.data.decode import fit_square, read_film
 from afire.data.phantom.film import draw_film
 from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError

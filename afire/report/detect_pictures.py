@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from afire._version import __version__
-from afire.data.film import FitMode
+from afire.data.decode import FitMode
 from afire.detect.base import DISCLAIMER, HeatScale
 from afire.detect.evaluate import ROW, Evaluated
 from afire.detect.run import Drawing, Drawn

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afire.data.decode import film_shape
-from afire.data.film import fit_box
+from afire.data.decode import film_shape, fit_box
 from afire.data.manifest import Box, Manifest
 from afire.data.pack import Films
 from afire.errors import UserError

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import label
 from torch import Tensor
 
-from afire.data.decode import film_shape, read_mask
-from afire.data.film import fit_mask
+from afire.data.decode import film_shape, fit_mask, read_mask
 from afire.data.manifest import META_PREFIX, Manifest, inside_root
 from afire.data.pack import Films
 from afire.data.rle import decode_rle

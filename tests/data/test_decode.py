@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afire.data.decode import film_shape, is_image_file, read_film, read_mask, read_mask_raw
-from afire.data.film import FilmInfo, fit_square, quiet_readers
+from afire.data.decode import film_shape, fit_square, is_image_file, read_film, read_mask, read_mask_raw
+from afire.data.film import FilmInfo, quiet_readers
 from afire.errors import ImageError
 
 RNG = np.random.default_rng(5)

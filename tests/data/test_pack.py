@@ -14,8 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from afire.data.decode import read_film
-from afire.data.film import fit_square
+from afire.data.decode import fit_square, read_film
 from afire.data.manifest import Manifest, make_manifest, write_manifest
 from afire.data.pack import DecodedFilms, PackedFilms, PackSettings, open_films, open_manifest, pack, read_summary
 from afire.errors import UserError

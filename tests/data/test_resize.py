@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afire.data.film import FIT_MODES, FitMode, fit_box, fit_mask, fit_square
+from afire.data.decode import FIT_MODES, FitMode, fit_box, fit_mask, fit_square
 from afire.errors import UserError
 
 sides = st.integers(1, 90)

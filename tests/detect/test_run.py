@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from afire.data.decode import read_film
-from afire.data.film import FilmInfo, fit_square
+from afire.data.decode import fit_square, read_film
+from afire.data.film import FilmInfo
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import JOURNAL, FilmResult
 from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from afire.config import Config, load_config
-from afire.data.film import fit_square
+from afire.data.decode import fit_square
 from afire.detect.base import AnomalyDetector, Subsets, load_detector
 from afire.detect.fit import calibrate
 from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig

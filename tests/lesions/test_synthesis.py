@@ -13,9 +13,8 @@ from lesion_films import draw_films
 
 from afire.config import LesionConfig
 from afire.lesions import synthesis as module
-from afire.lesions.painting import Lesions, plan
 from afire.lesions.places import PixelPicker, drawn, lung_field, otsu_threshold
-from afire.lesions.synthesis import synthesize, synthesize_keyed, token_labels
+from afire.lesions.synthesis import Lesions, plan, synthesize, synthesize_keyed, token_labels
 
 EVERYTHING = LesionConfig(rotate=True, irregularity=0.3, haze=0.5, place="lungs", views=3, fade=True)
 KINDS = [LesionConfig(), EVERYTHING, LesionConfig(kind="anatpaste", views=2)]

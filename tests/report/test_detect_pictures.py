@@ -9,7 +9,8 @@ import pydicom
 import pytest
 from PIL import Image
 
-from afire.data.film import FIT_MODES, FilmInfo, fit_square
+from afire.data.decode import FIT_MODES, fit_square
+from afire.data.film import FilmInfo
 from afire.detect.base import HeatScale
 from afire.detect.findings import FilmResult
 from afire.detect.run import Drawing, ReadFilm

@@ -15,8 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from afire.data.decode import read_film
-from afire.data.film import fit_square
+from afire.data.decode import fit_square, read_film
 from afire.data.manifest import META_PREFIX
 from afire.errors import UserError
 from afire.files import sha256_file
