@@ -1,6 +1,6 @@
 """The ``afire`` command. Commands import what they need when they run, so that ``--help`` needs no torch.
 
-Knows options and words on a screen; knows no computation.
+Knows options and what is said on a screen; knows no computation.
 """
 
 from __future__ import annotations
@@ -10,22 +10,7 @@ import sys
 
 import typer
 
-from afire.cli import ablate as ablate_command
-from afire.cli import ablate as compare_command
-from afire.cli import data as data_commands
-from afire.cli import detect as detect_commands
-from afire.cli import export as export_command
-from afire.cli import export as push_command
-from afire.cli import export as verify_command
-from afire.cli import figure as figure_commands
-from afire.cli import pretrain as config_command
-from afire.cli import pretrain as pretrain_command
-from afire.cli import reproduce as reproduce_command
-from afire.cli import samples as lesion_commands
-from afire.cli import tasks as embed_command
-from afire.cli import tasks as finetune_command
-from afire.cli import tasks as probe_command
-from afire.cli import tasks as segment_command
+from afire.cli import ablate, data, detect, export, figure, pretrain, reproduce, samples, tasks
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 from afire.processes import keep_freed_memory
@@ -39,22 +24,22 @@ app = typer.Typer(
     epilog="Research software, not a medical device.",
     context_settings=EXAMPLE_STYLE,
 )
-app.add_typer(data_commands.app, name="data")
-app.add_typer(lesion_commands.app, name="lesions")
-app.command("pretrain")(pretrain_command.pretrain)
-app.command("embed")(embed_command.embed)
-app.command("probe")(probe_command.probe)
-app.command("compare")(compare_command.compare)
-app.command("finetune")(finetune_command.finetune)
-app.command("segment")(segment_command.segment)
-app.add_typer(detect_commands.app, name="detect")
-app.command("ablate")(ablate_command.ablate)
-app.command("reproduce")(reproduce_command.reproduce)
-app.add_typer(figure_commands.app, name="figure")
-app.command("export")(export_command.export)
-app.command("verify")(verify_command.verify)
-app.command("push")(push_command.push)
-app.command("config")(config_command.config)
+app.add_typer(data.app, name="data")
+app.add_typer(samples.app, name="lesions")
+app.command("pretrain")(pretrain.pretrain)
+app.command("embed")(tasks.embed)
+app.command("probe")(tasks.probe)
+app.command("compare")(ablate.compare)
+app.command("finetune")(tasks.finetune)
+app.command("segment")(tasks.segment)
+app.add_typer(detect.app, name="detect")
+app.command("ablate")(ablate.ablate)
+app.command("reproduce")(reproduce.reproduce)
+app.add_typer(figure.app, name="figure")
+app.command("export")(export.export)
+app.command("verify")(export.verify)
+app.command("push")(export.push)
+app.command("config")(pretrain.config)
 
 
 @app.callback()
@@ -65,7 +50,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line: 2 for a user's mistake in one sentence, 130 for Ctrl-C, a traceback only for a defect."""
+    """Run the command line: 2 for a user's mistake and a message, 130 for Ctrl-C, a traceback only for a defect."""
     keep_freed_memory()
     try:
         app()
@@ -93,9 +78,9 @@ def _leave_processes() -> None:
 _USERS_DISK = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR}
 
 
-def _fail(sentence: str) -> None:
+def _fail(message: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), sentence))
+    Console(stderr=True, soft_wrap=True).print(Text.assemble(("error: ", "bold red"), message))
     sys.exit(2)

@@ -1,7 +1,4 @@
-"""``afire compare``: results side by side, with the question whether the difference is one.
-
-``afire ablate``: what each part of the method is worth, as a table with seeds, tests and the paper's numbers.
-"""
+"""Tables with tests: ``afire compare`` of any results, ``afire ablate`` of what each component is worth."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def gradcam(
 
     Example: [cyan]afire figure gradcam --weights AFiRe=results/nih --data packs/nih --out figures/gradcam[/cyan]
     """
-    from afire.report.figures.cam import draw_gradcam
+    from afire.report.figures.classifiers import draw_gradcam
 
     source = _source(data, root, split, part, 1, seed)
     files = draw_gradcam(out, parse_named(weights), source, show=show, block=block, device=device, force=force)
@@ -202,7 +202,7 @@ def restorations(
 
     Example: [cyan]afire figure restorations --weights runs/nih --data packs/nih --out figures/restorations[/cyan]
     """
-    from afire.report.figures.model import draw_restorations
+    from afire.report.figures.restorations import draw_restorations
 
     source = _source(data, root, split, part, films, seed)
     _show(draw_restorations(out, weights, source, show=show, device=device, force=force), quiet)
@@ -227,7 +227,7 @@ def atlas(
 
     Example: [cyan]afire figure atlas --weights runs/nih --data packs/nih --out figures/atlas[/cyan]
     """
-    from afire.report.figures.model import draw_atlas
+    from afire.report.figures.atlas import draw_atlas
 
     source = _source(data, root, split, "train", films, seed)
     _show(draw_atlas(out, weights, source, nearest=nearest, device=device, force=force), quiet)
@@ -253,14 +253,14 @@ def auc(
     Example: [cyan]afire figure auc --results AFiRe=results/afire --results random=results/random
     --out figures/auc[/cyan]
     """
-    from afire.report.figures.pages import draw_auc
+    from afire.report.figures.classifiers import draw_auc
 
     paths = {name: Path(path) for name, path in parse_named(results).items()}
     _show(draw_auc(out, paths, metric=metric, allow_different_films=allow_different_films, force=force), quiet)
 
 
 def parse_named(values: list[str]) -> dict[str, str]:
-    """``NAME=PATH`` or ``PATH`` (named by its last part), each name once."""
+    """``NAME=PATH`` or ``PATH`` (named by its last name), each name once."""
     from afire.errors import UserError
 
     named: dict[str, str] = {}

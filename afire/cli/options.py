@@ -1,11 +1,9 @@
-"""Options that several commands share, so that they are spelt and explained once.
-
-Options that the task commands share, and how their lists are read.
-"""
+"""Options that several commands share, so that they are spelt and explained once, and how they are read."""
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -62,6 +60,11 @@ Preset = Annotated[
 # Repeated from afire.config, which costs an import of pydantic; a test holds the two together.
 Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
+
+
+def is_first_process() -> bool:
+    """Whether this is the only process of a command, or the one of several that talks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def console(stderr: bool = False):  # type: ignore[no-untyped-def]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose
+from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose, is_first_process
 
 if TYPE_CHECKING:
     from afire.config import Config
@@ -124,7 +124,7 @@ def pretrain(
     [settings] = sort_settings(asked, PRETRAIN)
     config = config_for(load_config(preset, config_file, settings), data)
     check_overrides(config.method, settings)
-    first = _is_first_process()
+    first = is_first_process()
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
     chosen_split = read_split(split) if split is not None else None
     rows, message = normal_training_rows(films.manifest, chosen_split)
@@ -165,9 +165,3 @@ def pretrain(
         raise typer.Exit(128 + result.signal)  # what a shell, SLURM and Kubernetes read as "ended by that signal"
     if result.status == "collapsed":
         raise typer.Exit(1)
-
-
-def _is_first_process() -> bool:
-    import os
-
-    return os.environ.get("RANK", "0") == "0"

@@ -1,31 +1,17 @@
-"""What the commands that train on labels share: their options, and from options to an experiment and its report.
+"""The commands of tasks: ``afire probe``, ``finetune``, ``segment`` and ``embed``, and what they share.
 
-``afire probe``: what fixed features are worth, by logistic regression or nearest neighbours.
-
-``afire finetune``: all weights, for one or many findings.
-
-``afire segment``: masks from the tokens of an encoder.
-
-``afire embed``: features of films as a file for other tools.
+Probing asks what fixed features are worth, fine-tuning changes all weights for one or many findings, segmentation
+learns masks from an encoder's tokens, and embedding writes features for other tools.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, overload
+from typing import TYPE_CHECKING, Annotated, Literal, overload
 
 import typer
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from afire.tasks.experiment import Experiment
-    from afire.tasks.results import Result
-    from afire.tasks.settings import FinetuneConfig, SegmentConfig
-from typing import TYPE_CHECKING
 
 from afire.cli.options import (
     ConfigFile,
@@ -44,11 +30,16 @@ from afire.cli.options import (
     Set,
     SplitFile,
     Verbose,
+    Weights,
+    is_first_process,
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from afire.tasks.experiment import Experiment
     from afire.tasks.results import Result
-from afire.cli.options import Weights
+    from afire.tasks.settings import FinetuneConfig, SegmentConfig
 
 Recipe = str | None
 Resume = Annotated[
@@ -57,6 +48,263 @@ Resume = Annotated[
 RedoForce = Annotated[
     bool, typer.Option("--force", help="Start again where --out holds runs; with --resume: although settings changed.")
 ]
+
+
+def probe(
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, which need none."
+        ),
+    ],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
+    root: Root = None,
+    split: SplitFile = None,
+    labels: Labels = None,
+    method: Annotated[Literal["linear", "knn"], typer.Option(help="Logistic regression or nearest neighbours.")] = (
+        "linear"
+    ),
+    pool: Annotated[Literal["mean", "class"], typer.Option(help="Mean of the image tokens, or the class token.")] = (
+        "mean"
+    ),
+    network: Network = None,
+    seeds: Seeds = "0,1,2",
+    fractions: Fractions = "100",
+    folds: Folds = 0,
+    name: Name = None,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    overrides: Set = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Folder for features; default: AFIRE_CACHE or ~/.cache/afire.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep features.")] = False,
+    force: Force = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Probe fixed features: AUC, average precision, accuracy and F1 on test films, settings chosen on validation.
+
+    Example: [cyan]afire probe --weights runs/nih --data packs/childcxr --labels abnormal --out results/nih[/cyan]
+    """
+    from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_labels, parse_seeds
+    from afire.data.splits import read_split
+    from afire.tasks.features import default_cache
+    from afire.tasks.probe import ProbeTask, run_probe
+    from afire.tasks.results import check_out
+
+    shares = parse_fractions(fractions)
+    folders = {share: fraction_folder(out, share, len(shares) > 1) for share in shares}
+    for folder in folders.values():
+        check_out(folder, force)
+    task = ProbeTask(
+        weights=weights,
+        data=data,
+        root=root,
+        split=read_split(split) if split is not None else None,
+        labels=parse_labels(labels),
+        method=method,
+        pooling=pool,
+        network=network,
+        seeds=parse_seeds(seeds),
+        folds=folds,
+        name=name,
+        config=asked_config(preset, config_file, overrides),
+        cache=None if no_cache else cache or default_cache(),
+        device=device,
+    )
+    results = ((share, result, predictions) for share, (result, predictions) in run_probe(task, shares))
+    report_results(results, folders, out, quiet)
+
+
+def finetune(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result, with a folder for each run.")],
+    root: Root = None,
+    split: SplitFile = None,
+    labels: Labels = None,
+    recipe: Annotated[Recipe, typer.Option("--recipe", help="nih14, chexpert5, quick, or a YAML file.")] = None,
+    overrides: Set = None,
+    seeds: Seeds = "0,1,2",
+    fractions: Fractions = "100",
+    folds: Folds = 0,
+    name: Name = None,
+    network: Network = None,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    resume: Resume = False,
+    force: RedoForce = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fine-tune all weights for one or many findings: early stopping on validation AUC, test films once at the end.
+
+    Example: [cyan]afire finetune --weights runs/nih --data packs/nih --recipe nih14 --out results/nih[/cyan]
+
+    Settings: afire config --task finetune. Several GPUs: torchrun --nproc-per-node 4 -m afire finetune ...
+    """
+    import json
+
+    from afire.cli.options import parse_labels
+    from afire.cli.settings import FINETUNE, NETWORK, sort_settings
+    from afire.tasks.finetune import run_finetune
+
+    own, network_settings = sort_settings(overrides, FINETUNE, NETWORK)
+    chosen = parse_labels(labels)
+    config = task_settings("finetune", recipe, [*own, *([f"labels={json.dumps(chosen)}"] if chosen else [])])
+    experiment = experiment_of(
+        weights=weights,
+        data=data,
+        out=out,
+        root=root,
+        split=split,
+        seeds=seeds,
+        fractions=fractions,
+        folds=folds,
+        name=name,
+        network=network,
+        preset=preset,
+        config_file=config_file,
+        overrides=network_settings,
+        resume=resume,
+        force=force,
+        device=device,
+    )
+    with stops_on_signal():
+        report_results(run_finetune(experiment, config), experiment.folders, out, quiet)
+
+
+def segment(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder for the result, with a folder for each run.")],
+    root: Root = None,
+    split: SplitFile = None,
+    mask_column: Annotated[
+        str | None,
+        typer.Option("--mask-column", help="Manifest column with mask paths or RLE. Default: mask, else rle."),
+    ] = None,
+    recipe: Annotated[Recipe, typer.Option("--recipe", help="siim, lungs, or a YAML file.")] = None,
+    overrides: Set = None,
+    seeds: Seeds = "0,1,2",
+    fractions: Fractions = "100",
+    folds: Folds = 0,
+    name: Name = None,
+    network: Network = None,
+    overlays: Annotated[
+        int, typer.Option("--overlays", help="Test films in the picture of masks; 0 = none.", min=0)
+    ] = 15,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    resume: Resume = False,
+    force: RedoForce = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Learn masks with a light decoder on the encoder's tokens: Dice over all films and over those with a mask.
+
+    Example: [cyan]afire segment --weights runs/nih --data packs/shenzhen --recipe lungs --out results/lungs[/cyan]
+
+    Settings: afire config --task segment. Several GPUs: torchrun --nproc-per-node 4 -m afire segment ...
+    """
+    import json
+
+    from afire.cli.settings import NETWORK, SEGMENT, sort_settings
+    from afire.tasks.segment import run_segment
+
+    own, network_settings = sort_settings(overrides, SEGMENT, NETWORK)
+    column = [f"masks.column={json.dumps(mask_column)}"] if mask_column else []
+    config = task_settings("segment", recipe, [*own, *column])
+    experiment = experiment_of(
+        weights=weights,
+        data=data,
+        out=out,
+        root=root,
+        split=split,
+        seeds=seeds,
+        fractions=fractions,
+        folds=folds,
+        name=name,
+        network=network,
+        preset=preset,
+        config_file=config_file,
+        overrides=network_settings,
+        resume=resume,
+        force=force,
+        device=device,
+    )
+
+    def draw(folder: Path, result: object, predictions: object) -> list[Path]:
+        from afire.data.pack import open_films
+        from afire.report.task_figures import write_overlays
+
+        image = result.config["image"]  # type: ignore[attr-defined]
+        films = open_films(data, root, image["size"], image["fit"], image["voi"])
+        return write_overlays(folder, films, config.masks, predictions, overlays) if overlays else []  # type: ignore[arg-type]
+
+    with stops_on_signal():
+        report_results(run_segment(experiment, config), experiment.folders, out, quiet, draw)
+
+
+def embed(
+    weights: Weights,
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="File for the features: .parquet or .npz.")],
+    root: Root = None,
+    pool: Annotated[
+        Literal["mean", "class", "tokens"],
+        typer.Option(help="Mean of the image tokens, the class token, or all image tokens."),
+    ] = "mean",
+    network: Network = None,
+    part: Annotated[
+        Literal["all", "train", "val", "test"], typer.Option(help="Only films that the manifest lists in this subset.")
+    ] = "all",
+    seed: Annotated[int, typer.Option("--seed", help="Of random weights.", min=0)] = 0,
+    preset: Preset = None,
+    config_file: ConfigFile = None,
+    overrides: Set = None,
+    force: Force = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Export features: the mean token of the network that the method exports, unless options say otherwise.
+
+    Example: [cyan]afire embed --weights runs/nih --data packs/childcxr --out childcxr-features.parquet[/cyan]
+    """
+    import logging
+
+    import numpy as np
+
+    from afire.cli.options import asked_config, console
+    from afire.data.pack import open_films
+    from afire.errors import UserError
+    from afire.tasks.features import check_name, write_features
+    from afire.weights import open_weights, pick_device
+
+    check_name(out)
+    if out.exists() and not force:
+        raise UserError(f"{out} already exists; add --force to replace it.")
+    target = pick_device(device)
+    asked = asked_config(preset, config_file, overrides, data)
+    backbone = open_weights(weights, asked, network=network, seed=seed)
+    logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
+    image = backbone.config.image
+    films = open_films(data, root, image.size, image.fit, image.voi)
+    rows = np.arange(len(films))
+    if part != "all":
+        rows = np.flatnonzero(films.manifest.table["split"] == part)
+        if len(rows) == 0:
+            raise UserError(f"the manifest lists no {part} films.")
+    shape = write_features(out, backbone, films, rows, pool, target)
+    if not quiet:
+        sides = " x ".join(f"{side:,}" for side in shape)
+        console().print(f"{out}: {sides} features ({pool})", soft_wrap=True, markup=False, highlight=False)
 
 
 @overload
@@ -136,34 +384,34 @@ def stops_on_signal() -> Iterator[None]:
 
 
 def report_results(
-    found: Iterable[tuple[float, Result, pd.DataFrame]],
-    experiment: Experiment,
+    results: Iterable[tuple[float, Result, pd.DataFrame]],
+    folders: Mapping[float, Path],
     out: Path,
     quiet: bool,
     more_figures: Callable[[Path, Result, pd.DataFrame], list[Path]] | None = None,
 ) -> None:
     """Write each result with its figures and page as it comes, then show them; on the first process only."""
     first = is_first_process()
-    results: list[Any] = []
-    for fraction, result, predictions in found:
+    shown: list[Result] = []
+    for fraction, result, predictions in results:
         if not first:
             continue
         from afire.report.task_figures import write_figures
         from afire.report.task_tables import write_page
         from afire.tasks.results import write_result
 
-        folder = experiment.folders[fraction]
+        folder = folders[fraction]
         write_result(folder, result, predictions)
         figures = write_figures(folder, result, predictions)
         figures += more_figures(folder, result, predictions) if more_figures else []
         write_page(folder, result, figures)
-        results.append(result)
+        shown.append(result)
     if first and not quiet:
         from afire.cli.options import console
         from afire.report.task_tables import show_results
 
         screen = console()
-        show_results(screen, results)
+        show_results(screen, shown)
         screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
 
 
@@ -176,286 +424,3 @@ def _quieten_other_processes() -> None:
 
         progress.configure("off")
         logging.getLogger("afire").setLevel(logging.ERROR)
-
-
-def is_first_process() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def probe(
-    weights: Annotated[
-        str,
-        typer.Option(
-            "--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, which need none."
-        ),
-    ],
-    data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
-    root: Root = None,
-    split: SplitFile = None,
-    labels: Labels = None,
-    method: Annotated[Literal["linear", "knn"], typer.Option(help="Logistic regression or nearest neighbours.")] = (
-        "linear"
-    ),
-    pool: Annotated[Literal["mean", "class"], typer.Option(help="Mean of the image tokens, or the class token.")] = (
-        "mean"
-    ),
-    network: Network = None,
-    seeds: Seeds = "0,1,2",
-    fractions: Fractions = "100",
-    folds: Folds = 0,
-    name: Name = None,
-    preset: Preset = None,
-    config_file: ConfigFile = None,
-    overrides: Set = None,
-    cache: Annotated[
-        Path | None, typer.Option(help="Folder for features; default: AFIRE_CACHE or ~/.cache/afire.")
-    ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor keep features.")] = False,
-    force: Force = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Probe fixed features: AUC, average precision, accuracy and F1 on test films, settings chosen on validation.
-
-    Example: [cyan]afire probe --weights runs/nih --data packs/childcxr --labels abnormal --out results/nih[/cyan]
-    """
-    from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_labels, parse_seeds
-    from afire.data.splits import read_split
-    from afire.tasks.probe import ProbeTask, run_probe
-    from afire.tasks.results import check_out, write_result
-
-    shares = parse_fractions(fractions)
-    folders = {share: fraction_folder(out, share, len(shares) > 1) for share in shares}
-    for folder in folders.values():
-        check_out(folder, force)
-    task = ProbeTask(
-        weights=weights,
-        data=data,
-        root=root,
-        split=read_split(split) if split is not None else None,
-        labels=parse_labels(labels),
-        method=method,
-        pooling=pool,
-        network=network,
-        seeds=parse_seeds(seeds),
-        folds=folds,
-        name=name,
-        config=asked_config(preset, config_file, overrides),
-        cache=None if no_cache else cache or _default_cache(),
-        device=device,
-    )
-    results: list[Result] = []
-    for share, (result, predictions) in run_probe(task, shares):
-        from afire.report.task_figures import write_figures
-        from afire.report.task_tables import write_page
-
-        write_result(folders[share], result, predictions)
-        write_page(folders[share], result, write_figures(folders[share], result, predictions))
-        results.append(result)
-    if not quiet:
-        _show(results, out)
-
-
-def _default_cache() -> Path:
-    from afire.tasks.features import default_cache
-
-    return default_cache()
-
-
-def _show(results: list[Result], out: Path) -> None:
-    from afire.cli.options import console
-    from afire.report.task_tables import show_results
-
-    screen = console()
-    show_results(screen, results)
-    screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
-
-
-def finetune(
-    weights: Weights,
-    data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the result, with a folder for each run.")],
-    root: Root = None,
-    split: SplitFile = None,
-    labels: Labels = None,
-    recipe: Annotated[Recipe, typer.Option("--recipe", help="nih14, chexpert5, quick, or a YAML file.")] = None,
-    overrides: Set = None,
-    seeds: Seeds = "0,1,2",
-    fractions: Fractions = "100",
-    folds: Folds = 0,
-    name: Name = None,
-    network: Network = None,
-    preset: Preset = None,
-    config_file: ConfigFile = None,
-    resume: Resume = False,
-    force: RedoForce = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Fine-tune all weights for one or many findings: early stopping on validation AUC, test films once at the end.
-
-    Example: [cyan]afire finetune --weights runs/nih --data packs/nih --recipe nih14 --out results/nih[/cyan]
-
-    Settings: afire config --task finetune. Several GPUs: torchrun --nproc-per-node 4 -m afire finetune ...
-    """
-    import json
-
-    from afire.cli.options import parse_labels
-    from afire.cli.settings import FINETUNE, NETWORK, sort_settings
-    from afire.tasks.finetune import run_finetune
-
-    own, network_settings = sort_settings(overrides, FINETUNE, NETWORK)
-    chosen = parse_labels(labels)
-    config = task_settings("finetune", recipe, [*own, *([f"labels={json.dumps(chosen)}"] if chosen else [])])
-    experiment = experiment_of(
-        weights=weights,
-        data=data,
-        out=out,
-        root=root,
-        split=split,
-        seeds=seeds,
-        fractions=fractions,
-        folds=folds,
-        name=name,
-        network=network,
-        preset=preset,
-        config_file=config_file,
-        overrides=network_settings,
-        resume=resume,
-        force=force,
-        device=device,
-    )
-    with stops_on_signal():
-        report_results(run_finetune(experiment, config), experiment, out, quiet)
-
-
-def segment(
-    weights: Weights,
-    data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the result, with a folder for each run.")],
-    root: Root = None,
-    split: SplitFile = None,
-    mask_column: Annotated[
-        str | None,
-        typer.Option("--mask-column", help="Manifest column with mask paths or RLE. Default: mask, else rle."),
-    ] = None,
-    recipe: Annotated[Recipe, typer.Option("--recipe", help="siim, lungs, or a YAML file.")] = None,
-    overrides: Set = None,
-    seeds: Seeds = "0,1,2",
-    fractions: Fractions = "100",
-    folds: Folds = 0,
-    name: Name = None,
-    network: Network = None,
-    overlays: Annotated[
-        int, typer.Option("--overlays", help="Test films in the picture of masks; 0 = none.", min=0)
-    ] = 15,
-    preset: Preset = None,
-    config_file: ConfigFile = None,
-    resume: Resume = False,
-    force: RedoForce = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Learn masks with a light decoder on the encoder's tokens: Dice over all films and over those with a mask.
-
-    Example: [cyan]afire segment --weights runs/nih --data packs/shenzhen --recipe lungs --out results/lungs[/cyan]
-
-    Settings: afire config --task segment. Several GPUs: torchrun --nproc-per-node 4 -m afire segment ...
-    """
-    import json
-
-    from afire.cli.settings import NETWORK, SEGMENT, sort_settings
-    from afire.tasks.segment import run_segment
-
-    own, network_settings = sort_settings(overrides, SEGMENT, NETWORK)
-    column = [f"masks.column={json.dumps(mask_column)}"] if mask_column else []
-    config = task_settings("segment", recipe, [*own, *column])
-    experiment = experiment_of(
-        weights=weights,
-        data=data,
-        out=out,
-        root=root,
-        split=split,
-        seeds=seeds,
-        fractions=fractions,
-        folds=folds,
-        name=name,
-        network=network,
-        preset=preset,
-        config_file=config_file,
-        overrides=network_settings,
-        resume=resume,
-        force=force,
-        device=device,
-    )
-
-    def draw(folder: Path, result: object, predictions: object) -> list[Path]:
-        from afire.data.pack import open_films
-        from afire.report.task_figures import write_overlays
-
-        image = result.config["image"]  # type: ignore[attr-defined]
-        films = open_films(data, root, image["size"], image["fit"], image["voi"])
-        return write_overlays(folder, films, config.masks, predictions, overlays) if overlays else []  # type: ignore[arg-type]
-
-    with stops_on_signal():
-        report_results(run_segment(experiment, config), experiment, out, quiet, draw)
-
-
-def embed(
-    weights: Weights,
-    data: Data,
-    out: Annotated[Path, typer.Option("--out", help="File for the features: .parquet or .npz.")],
-    root: Root = None,
-    pool: Annotated[
-        Literal["mean", "class", "tokens"],
-        typer.Option(help="Mean of the image tokens, the class token, or all image tokens."),
-    ] = "mean",
-    network: Network = None,
-    part: Annotated[
-        Literal["all", "train", "val", "test"], typer.Option(help="Only films the manifest lists in this part.")
-    ] = "all",
-    seed: Annotated[int, typer.Option("--seed", help="Of random weights.", min=0)] = 0,
-    preset: Preset = None,
-    config_file: ConfigFile = None,
-    overrides: Set = None,
-    force: Force = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Export features: the mean token of the network that the method exports, unless options say otherwise.
-
-    Example: [cyan]afire embed --weights runs/nih --data packs/childcxr --out childcxr-features.parquet[/cyan]
-    """
-    import logging
-
-    import numpy as np
-
-    from afire.cli.options import asked_config, console
-    from afire.data.pack import open_films
-    from afire.errors import UserError
-    from afire.tasks.features import check_name, write_features
-    from afire.weights import open_weights, pick_device
-
-    check_name(out)
-    if out.exists() and not force:
-        raise UserError(f"{out} already exists; add --force to replace it.")
-    target = pick_device(device)
-    asked = asked_config(preset, config_file, overrides, data)
-    backbone = open_weights(weights, asked, network=network, seed=seed)
-    logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
-    image = backbone.config.image
-    films = open_films(data, root, image.size, image.fit, image.voi)
-    rows = np.arange(len(films))
-    if part != "all":
-        rows = np.flatnonzero(films.manifest.table["split"] == part)
-        if len(rows) == 0:
-            raise UserError(f"the manifest lists no {part} films.")
-    shape = write_features(out, backbone, films, rows, pool, target)
-    if not quiet:
-        words = " x ".join(f"{side:,}" for side in shape)
-        console().print(f"{out}: {words} features ({pool})", soft_wrap=True, markup=False, highlight=False)

@@ -95,18 +95,18 @@ def sections(table: AblationTable) -> list[tuple[str, list[TableRow]]]:
 
 def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str:
     """The page of an ablation."""
-    parts = ["# Ablation", facts_table({k: v for k, v in table.facts.items() if k != CAUTION}).markdown()]
-    parts += [f"**Caution.** {table.facts[CAUTION]}"] if CAUTION in table.facts else []
+    paragraphs = ["# Ablation", facts_table({k: v for k, v in table.facts.items() if k != CAUTION}).markdown()]
+    paragraphs += [f"**Caution.** {table.facts[CAUTION]}"] if CAUTION in table.facts else []
     for title, rows in sections(table):
-        parts += [f"## {title}", _shown([(title, rows)]).only(*_PAGE).markdown()]
-    parts += ["## Detection without adaptation", _detector_text(), _detector_table(table.rows).markdown()]
+        paragraphs += [f"## {title}", _shown([(title, rows)]).only(*_PAGE).markdown()]
+    paragraphs += ["## Detection without adaptation", _detector_text(), _detector_table(table.rows).markdown()]
     if table.ordering is not None:
-        parts += ["## Our order and the paper's", ordering_text(table.ordering)]
-    parts += ["## How to read it", _reading(table)]
+        paragraphs += ["## Our order and the paper's", ordering_text(table.ordering)]
+    paragraphs += ["## How to read it", _reading(table)]
     if table.notes:
-        parts.append("\n".join(f"- {note}" for note in table.notes))
-    parts += [f"![{name}]({name})" for name in pictures]
-    return "\n\n".join([*parts, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
+        paragraphs.append("\n".join(f"- {note}" for note in table.notes))
+    paragraphs += [f"![{name}]({name})" for name in pictures]
+    return "\n\n".join([*paragraphs, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
 
 
 def show_ablation(screen: Console, table: AblationTable) -> None:
@@ -227,7 +227,7 @@ def _record(row: TableRow) -> dict[str, Any]:
     record: dict[str, Any] = {"row": row.row.name, "title": row.row.title, "seeds": len(row.seeds)}
     for name in MEASURES:
         value = row.measures[name]
-        record |= {f"{name}_{part}": getattr(value, part) for part in ("mean", "sd", "low", "high")}
+        record |= {f"{name}_{key}": getattr(value, key) for key in ("mean", "sd", "low", "high")}
         if name in row.against:
             against = row.against[name]
             record |= {

@@ -31,7 +31,7 @@ def write_reproduction(
         for number, block in enumerate(report.blocks):
             name = report.target if len(report.blocks) == 1 else f"{report.target}-{number + 1}"
             write_text(out / "tables" / f"{name}.tex", block_latex(block, report.title))
-    write_json(out / NUMBERS, to_json({"facts": dict(facts), "targets": [_record(one) for one in reports]}))
+    write_json(out / NUMBERS, to_json({"facts": dict(facts), "targets": [_record(report) for report in reports]}))
     write_text(out / PAGE, reproduction_page(out, reports, facts, commands))
     return out / PAGE
 
@@ -40,19 +40,19 @@ def reproduction_page(
     out: Path, reports: Sequence[TargetReport], facts: Mapping[str, str], commands: Sequence[str]
 ) -> str:
     """The page as Markdown; paths in it are relative to ``out``."""
-    parts = ["# Reproduction", facts_table(facts).markdown()]
-    parts.append(
+    sections = ["# Reproduction", facts_table(facts).markdown()]
+    sections.append(
         "Numbers are percentages, as in the paper: *paper* as published, *ours* mean ± sd over runs, with the protocol "
         "differences below each table. A number beside one of the paper's is comparable only as far as that list "
         "is short."
     )
     shared, names = shared_pretraining(reports)
     if names:
-        parts += ["## The pre-training", f"Behind {', '.join(names)}:", differences_markdown(shared)]
+        sections += ["## The pre-training", f"Behind {', '.join(names)}:", differences_markdown(shared)]
     for report in reports:
-        parts += _target_parts(out, report)
-    parts += ["## Commands", "```\n" + "\n".join(commands) + "\n```"]
-    return "\n\n".join([*parts, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
+        sections += _target_sections(out, report)
+    sections += ["## Commands", "```\n" + "\n".join(commands) + "\n```"]
+    return "\n\n".join([*sections, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
 
 
 def shared_pretraining(reports: Sequence[TargetReport]) -> tuple[list[Difference], list[str]]:
@@ -61,19 +61,19 @@ def shared_pretraining(reports: Sequence[TargetReport]) -> tuple[list[Difference
     return (behind[0].pretraining, [report.target for report in behind]) if behind else ([], [])
 
 
-def _target_parts(out: Path, report: TargetReport) -> list[str]:
-    parts = [f"## {report.title}"]
+def _target_sections(out: Path, report: TargetReport) -> list[str]:
+    sections = [f"## {report.title}"]
     if report.unfinished:
-        return [*parts, f"**Nothing here yet.** {report.unfinished[:1].upper()}{report.unfinished[1:]}."]
+        return [*sections, f"**Nothing here yet.** {report.unfinished[:1].upper()}{report.unfinished[1:]}."]
     for block in report.blocks:
-        parts += [f"{block.title} ({block.source}):", block_table(block).markdown()]
+        sections += [f"{block.title} ({block.source}):", block_table(block).markdown()]
     for stem in report.figures:
-        parts.append(f"![{stem.name}]({_relative(stem, out)}.png)")
-        parts += [figure_numbers(stem).markdown()] if stem.with_name(f"{stem.name}.json").exists() else []
-    parts += ["Protocol differences:", differences_markdown(report.differences)]
+        sections.append(f"![{stem.name}]({_relative(stem, out)}.png)")
+        sections += [figure_numbers(stem).markdown()] if stem.with_name(f"{stem.name}.json").exists() else []
+    sections += ["Protocol differences:", differences_markdown(report.differences)]
     if report.notes:
-        parts.append("\n".join(f"- {note}" for note in report.notes))
-    return parts
+        sections.append("\n".join(f"- {note}" for note in report.notes))
+    return sections
 
 
 def show_targets(screen: Console, reports: Sequence[TargetReport]) -> None:
@@ -104,7 +104,7 @@ def _show(screen: Console, report: TargetReport) -> None:
 def block_table(block: Block, title: str = "") -> Table:
     """Two columns for each of the paper's: its number and ours, in percent."""
     columns = [Column("", text=True, short="percent", latex="")]
-    columns += [Column(side, group=words) for words in block.columns.values() for side in ("paper", "ours")]
+    columns += [Column(side, group=title) for title in block.columns.values() for side in ("paper", "ours")]
     return table_of(columns, [_line(row, block) for row in block.rows], title)
 
 
@@ -139,7 +139,7 @@ def differences_markdown(differences: Sequence[Difference]) -> str:
 
 def difference_table(differences: Sequence[Difference], title: str = "") -> Table:
     columns = [Column(name, text=True) for name in ("", "paper", "ours")]
-    return table_of(columns, [[one.setting, one.paper, one.ours] for one in differences], title)
+    return table_of(columns, [[row.setting, row.paper, row.ours] for row in differences], title)
 
 
 def figure_numbers(stem: Path) -> Table:
@@ -164,14 +164,14 @@ def _record(report: TargetReport) -> dict[str, object]:
                     {
                         "name": row.name,
                         "paper": dict(row.paper),
-                        "ours": {key: vars(one) for key, one in row.ours.items()},
+                        "ours": {key: vars(value) for key, value in row.ours.items()},
                     }
                     for row in block.rows
                 ],
             }
             for block in report.blocks
         ],
-        "differences": [vars(one) for one in (*report.pretraining, *report.differences)],
+        "differences": [vars(row) for row in (*report.pretraining, *report.differences)],
         "figures": [f"{stem.name}.png" for stem in report.figures],
         "notes": report.notes,
     }

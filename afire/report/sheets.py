@@ -1,8 +1,6 @@
-"""A contact sheet: many films at once, each with a line of text.
+"""Pictures to look through: sheets of films, sheets of synthetic lesions, and what a pre-training run sees and makes.
 
-A contact sheet of synthetic lesions: normal, mask, lesioned, and the tokens that count as abnormal.
-
-Pictures of a pre-training run: what was restored, and what the prototypes say about each place.
+Sheets are drawn pixel by pixel (PIL), because every pixel of a film should be seen; the pictures of a run are figures.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Table:
 
 def table_of(header: Sequence[str | Column], rows: Iterable[Sequence[Entry] | Row], title: str = "") -> Table:
     """A table whose first column is text and the others numbers, unless they are columns that say otherwise."""
-    columns = [Column(one, text=not place) if isinstance(one, str) else one for place, one in enumerate(header)]
+    columns = [Column(title, text=not place) if isinstance(title, str) else title for place, title in enumerate(header)]
     lines = [row if isinstance(row, Row) else Row(row) for row in rows]
     return Table(columns, [Block(lines)], title)
 
@@ -240,7 +240,7 @@ def estimate_cell(estimate: Estimate, best: float = math.nan) -> Cell:
 
 def best_mean(estimates: Iterable[Estimate]) -> float:
     """The largest mean, those left out that do not exist; NaN where none does."""
-    return max((one.mean for one in estimates if not math.isnan(one.mean)), default=math.nan)
+    return max((value.mean for value in estimates if not math.isnan(value.mean)), default=math.nan)
 
 
 _MARKDOWN: Mapping[Mark, str] = {"": "", "bold": "**", "italic": "*", "dim": ""}

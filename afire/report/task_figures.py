@@ -1,10 +1,7 @@
-"""Figures of classification results: ROC, calibration, and each label's metric; of one result or of several.
+"""Figures of task results: ROC, calibration, each label's metric (of several results too), and masks on their films.
 
-Everything is drawn from ``predictions.parquet`` and ``result.json``. N films, C labels.
-
-Predicted masks on their films: the outlines of truth and prediction, with the Dice of each film.
-
-Drawn from ``predictions.parquet``, which has the predicted masks, and the films and masks themselves. S pixels a side.
+Everything is drawn from ``predictions.parquet`` and ``result.json``; for masks from the films and true masks as well.
+N films, C labels, S pixels a side.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from numpy.typing import NDArray
 from afire.data.pack import Films
 from afire.data.rle import decode_rle
 from afire.report.style import COLOURS, FAINT, INK, MARKERS, panels, save_figure, style
-from afire.report.table import METRIC_WORDS
+from afire.report.table import METRIC_WORDS, number
 from afire.tasks.masks import load_masks, mask_cells
 from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH, VALUE, Result
@@ -62,7 +59,7 @@ def roc_figure(result: Result, predictions: pd.DataFrame) -> Figure:
                 for curve in curves:
                     axis.plot(_GRID, curve, color=COLOURS[0], linewidth=0.5, alpha=0.5)
             axis.plot(np.r_[0, _GRID], np.r_[0, curves.mean(axis=0)], color=COLOURS[0], linewidth=1.6)
-        _title(axis, label, f"AUC {_number(result.per_label[label]['auc'].mean)}")
+        _title(axis, label, f"AUC {number(result.per_label[label]['auc'].mean)}")
         axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
         _unit_ticks(axis)
     _outer_labels(figure, "false positive rate", "true positive rate")
@@ -88,7 +85,7 @@ def calibration_figure(result: Result, predictions: pd.DataFrame) -> Figure:
             axis.errorbar(predicted, observed, bars, fmt="none", ecolor=COLOURS[0], elinewidth=0.8, alpha=0.6)
             axis.plot(predicted, observed, color=COLOURS[0], marker="o", markersize=3.5, linewidth=1.2)
             _score_strip(axis, scores, end)
-        _title(axis, label, f"ECE {_number(gap)}")
+        _title(axis, label, f"ECE {number(gap)}")
         axis.set(xlim=(-0.02 * end, 1.02 * end), ylim=(-0.02 * end, 1.02 * end), aspect="equal")
         _unit_ticks(axis, end)
     _outer_labels(figure, "predicted probability", "share of films with the finding")
@@ -105,21 +102,21 @@ def label_figure(results: Sequence[Result], metric: str = "auc", names: Sequence
     figure: Figure = plt.figure(figsize=(6.4, 0.9 + len(rows) * max(0.27, 0.15 * count)))
     axis = figure.subplots()
     base = 0.5 if metric == "auc" else 0.0
-    for number, result in enumerate(results):
-        found = [result.metrics[metric] if row == "mean of labels" else result.per_label[row][metric] for row in rows]
-        means = np.array([one.mean for one in found])
-        spread = np.array([[one.mean - one.low for one in found], [one.high - one.mean for one in found]]).clip(0)
-        places = np.arange(len(rows)) + (number - (count - 1) / 2) * thickness
-        colour = COLOURS[number % len(COLOURS)]
+    for position, result in enumerate(results):
+        values = [result.metrics[metric] if row == "mean of labels" else result.per_label[row][metric] for row in rows]
+        means, lows, highs = (np.array([getattr(value, key) for value in values]) for key in ("mean", "low", "high"))
+        spread = np.stack([means - lows, highs - means]).clip(0)
+        places = np.arange(len(rows)) + (position - (count - 1) / 2) * thickness
+        colour = COLOURS[position % len(COLOURS)]
         # Bars begin at chance: a finding that is ranked worse than by a coin points to the left.
         axis.barh(places, means - base, thickness * 0.86, left=base, color=colour, alpha=0.35, linewidth=0)
-        marker = MARKERS[number % len(MARKERS)]
+        marker = MARKERS[position % len(MARKERS)]
         axis.errorbar(
-            means, places, xerr=spread, fmt=marker, color=colour, markersize=3.5, elinewidth=1, label=names[number]
+            means, places, xerr=spread, fmt=marker, color=colour, markersize=3.5, elinewidth=1, label=names[position]
         )
         if count == 1:
             for place, mean in zip(places, means, strict=True):
-                axis.text(1.01, place, _number(mean), va="center", fontsize=8, transform=axis.get_yaxis_transform())
+                axis.text(1.01, place, number(mean), va="center", fontsize=8, transform=axis.get_yaxis_transform())
     axis.axvline(base, color=INK, linewidth=0.8)
     axis.set_yticks(np.arange(len(rows)), [row.replace("_", " ") for row in rows])
     axis.set_ylim(len(rows) - 0.4, -0.6)
@@ -145,11 +142,11 @@ def reliability(scores_N: Floats, truth_N: Floats, runs: int = 1) -> tuple[Float
         nothing: Floats = np.empty(0)
         return nothing, nothing, nothing, nothing, float("nan")
     edges = np.unique(np.quantile(scores_N, np.linspace(0, 1, _BINS + 1)))
-    number = np.clip(np.searchsorted(edges, scores_N, side="right") - 1, 0, max(len(edges) - 2, 0))
-    counts = np.bincount(number, minlength=max(len(edges) - 1, 1)).astype(np.float64)
+    bins = np.clip(np.searchsorted(edges, scores_N, side="right") - 1, 0, max(len(edges) - 2, 0))
+    counts = np.bincount(bins, minlength=max(len(edges) - 1, 1)).astype(np.float64)
     filled = counts > 0
-    predicted = np.bincount(number, scores_N, minlength=len(counts))[filled] / counts[filled]
-    observed = np.bincount(number, truth_N, minlength=len(counts))[filled] / counts[filled]
+    predicted = np.bincount(bins, scores_N, minlength=len(counts))[filled] / counts[filled]
+    observed = np.bincount(bins, truth_N, minlength=len(counts))[filled] / counts[filled]
     films = counts[filled] / runs
     low, high = _wilson(observed, films)
     gap = float((np.abs(predicted - observed) * counts[filled]).sum() / counts.sum())
@@ -172,11 +169,11 @@ def roc_curves(scores_N: Floats, truth_N: Floats, weights_BN: Floats) -> Floats:
     ends = np.flatnonzero(np.r_[np.diff(scores_N[order]) != 0, True])
     weights, positive = weights_BN[:, order], truth_N[order] == 1
     hits = np.cumsum(weights * positive, axis=1)[:, ends]
-    alarms = np.cumsum(weights * ~positive, axis=1)[:, ends]
+    misses = np.cumsum(weights * ~positive, axis=1)[:, ends]
     curves = np.full((len(weights), len(_GRID)), np.nan)
-    for number in np.flatnonzero((hits[:, -1] > 0) & (alarms[:, -1] > 0)):
-        rate, found = alarms[number] / alarms[number, -1], hits[number] / hits[number, -1]
-        curves[number] = np.interp(_GRID, np.r_[0, rate], np.r_[0, found])
+    for draw in np.flatnonzero((hits[:, -1] > 0) & (misses[:, -1] > 0)):
+        false_rate, true_rate = misses[draw] / misses[draw, -1], hits[draw] / hits[draw, -1]
+        curves[draw] = np.interp(_GRID, np.r_[0, false_rate], np.r_[0, true_rate])
     return curves
 
 
@@ -188,8 +185,8 @@ def _curves_by_run(test: pd.DataFrame, label: str) -> Floats:
         for _, run in known.groupby("run", sort=False)
         for ones in [np.ones((1, len(run)))]
     ]
-    found = np.concatenate(curves) if curves else np.empty((0, len(_GRID)))
-    return found[~np.isnan(found[:, 0])]
+    every = np.concatenate(curves) if curves else np.empty((0, len(_GRID)))
+    return every[~np.isnan(every[:, 0])]
 
 
 def _roc_band(test: pd.DataFrame, label: str) -> tuple[Floats, Floats]:
@@ -223,8 +220,8 @@ def _score_strip(axis: Axes, scores: Floats, end: float) -> None:
     axis.bar(edges[:-1], heights, np.diff(edges), align="edge", color=FAINT, alpha=0.6, zorder=0)
 
 
-def _title(axis: Axes, label: str, number: str) -> None:
-    axis.set_title(f"{label.replace('_', ' ')}\n{number}", loc="left", linespacing=1.3)
+def _title(axis: Axes, label: str, value: str) -> None:
+    axis.set_title(f"{label.replace('_', ' ')}\n{value}", loc="left", linespacing=1.3)
 
 
 def _unit_ticks(axis: Axes, end: float = 1.0) -> None:
@@ -255,10 +252,6 @@ def _runs(results: Sequence[Result]) -> str:
     if counts == {1}:
         return "1 run"
     return f"{min(counts)} runs" if len(counts) == 1 else f"{min(counts)} to {max(counts)} runs"
-
-
-def _number(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.3f}"
 
 
 COLUMNS = 5
@@ -299,8 +292,8 @@ def choose_films(predictions: pd.DataFrame, count: int) -> pd.DataFrame:
         every: pd.DataFrame = shown.assign(group="all, from the lowest Dice")
         return every
     middle = (len(shown) - each) // 2
-    parts = {"lowest Dice": shown[:each], "middle": shown[middle : middle + each], "highest Dice": shown[-each:]}
-    chosen: pd.DataFrame = pd.concat([part.assign(group=name) for name, part in parts.items()])
+    groups = {"lowest Dice": shown[:each], "middle": shown[middle : middle + each], "highest Dice": shown[-each:]}
+    chosen: pd.DataFrame = pd.concat([group.assign(group=name) for name, group in groups.items()])
     return chosen
 
 
@@ -318,14 +311,14 @@ def overlay_figure(
     figure, grid = plt.subplots(lines, COLUMNS, figsize=(1.75 * COLUMNS, 1.95 * lines + 0.35), squeeze=False)
     for axis in grid.flat:
         axis.axis("off")
-    for number, (line, column) in enumerate(places):
+    for index, (line, column) in enumerate(places):
         axis = grid[line, column]
-        axis.imshow(films[number], cmap="gray", vmin=0, vmax=1, interpolation="bilinear")
-        _outline(axis, truth[number], _TRUTH)
-        _outline(axis, predicted[number], _PREDICTION)
-        axis.set_title(captions[number], fontsize=8, pad=3, loc="right")
-        if column == 0 and (number == 0 or groups[number] != groups[number - 1]):
-            axis.set_title(groups[number], fontsize=8, pad=3, loc="left")
+        axis.imshow(films[index], cmap="gray", vmin=0, vmax=1, interpolation="bilinear")
+        _outline(axis, truth[index], _TRUTH)
+        _outline(axis, predicted[index], _PREDICTION)
+        axis.set_title(captions[index], fontsize=8, pad=3, loc="right")
+        if column == 0 and (index == 0 or groups[index] != groups[index - 1]):
+            axis.set_title(groups[index], fontsize=8, pad=3, loc="left")
     handles = [Line2D([], [], color=_TRUTH, label="truth"), Line2D([], [], color=_PREDICTION, label="prediction")]
     figure.legend(handles=handles, loc="outside upper left", ncols=2)
     return figure
@@ -334,9 +327,9 @@ def overlay_figure(
 def _places(groups: Sequence[str]) -> list[tuple[int, int]]:
     places: list[tuple[int, int]] = []
     line, column = 0, -1
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         column += 1
-        if number and (group != groups[number - 1] or column == COLUMNS):
+        if index and (group != groups[index - 1] or column == COLUMNS):
             line, column = line + 1, 0
         places.append((line, column))
     return places

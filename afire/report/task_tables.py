@@ -132,7 +132,7 @@ def _short(value: object) -> str:
 
 def _facts(result: Result) -> dict[str, str]:
     films = result.runs[0].films
-    counts = ", ".join(f"{part} {films[part]:,}" for part in films)
+    counts = ", ".join(f"{subset} {count:,}" for subset, count in films.items())
     facts = {
         "method": f"{result.method}, {100 * result.fraction:g} % of the training labels",
         "weights": f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`",

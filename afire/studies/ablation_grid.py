@@ -1,15 +1,13 @@
-"""The rows of an ablation: what each changes, which table it belongs to, and what the paper found.
+"""The plan of an ablation: rows, which say what changes, and trials, each a row's settings with one seed.
 
-A row is a YAML file with a small header and ``settings``, which hold only what differs from the base. Those that come
-with afire lie in ``presets/ablations`` (in a checkout also seen as ``configs/ablations``).
-
-The trials of an ablation: one for each different configuration and seed, with a key that says what decides it.
+A row is a YAML file with a small header (its title, the tables it belongs to, the paper's numbers) and ``settings``,
+which hold only what differs from the base. Those that come with afire lie in ``presets/ablations`` (in a checkout also
+seen as ``configs/ablations``). A trial has a key that says what decides it; rows whose settings come out the same share
+their trials.
 
     OUT/study.json             the base settings, the data and the split that all trials share
-    OUT/split.json             the parts, the same for every trial
+    OUT/split.json             the subsets, the same for every trial
     OUT/trials/NAME-KEY/       one trial: request.json, log.txt, run/, probe/, detection.parquet, and last trial.json
-
-Rows whose settings come out the same share their trials.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class Row:
         self.settings = file.settings
 
     def config(self, base: Config, seed: int) -> Config:
-        """The base with this row's changes and a seed; a change that does not fit is a sentence with the row's name."""
+        """The base with this row's changes and a seed; a change that does not fit is refused with the row's name."""
         try:
             return changed(base, {**self.settings, "seed": seed})
         except UserError as error:
@@ -116,10 +114,10 @@ def _rows_of(word: str, known: Mapping[str, Row]) -> Iterable[Row]:
         return _own_rows(sorted(path.glob("*.yaml")), path, known)
     if path.suffix in (".yaml", ".yml"):
         return _own_rows([path], path, known)
-    words = [ALL, *TABLES, *known]
-    close = difflib.get_close_matches(word, words, n=1)
+    names = [ALL, *TABLES, *known]
+    close = difflib.get_close_matches(word, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    raise UserError(f"there is no row {word!r}{hint} (--rows takes {', '.join(words)}, or YAML files).")
+    raise UserError(f"there is no row {word!r}{hint} (--rows takes {', '.join(names)}, or YAML files).")
 
 
 def _own_rows(paths: Sequence[Path], where: Path, known: Mapping[str, Row]) -> list[Row]:
@@ -165,7 +163,7 @@ class Study:
 
     @property
     def films(self) -> dict[str, int]:
-        """Films of each part, and the normal ones that pre-training uses."""
+        """Films of each subset, and the normal ones that pre-training uses."""
         return dict(self.identity["films"])
 
 
@@ -226,18 +224,18 @@ def open_study(
         )
     # One split for all seeds: then a seed changes the pre-training and nothing else, and rows pair up film by film.
     settled = plan_runs(films.manifest, split, [0])[0].split
-    parts = settled.rows(films.manifest)
+    subsets = settled.rows(films.manifest)
     names, truth = task_labels(films.manifest, labels)
-    check_classes(names, truth, parts)
+    check_classes(names, truth, subsets)
     normal = normal_training_rows(films.manifest, settled)[0]
-    detection_rows(films, parts["test"])
+    detection_rows(films, subsets["test"])
     identity = {
         "format": FORMAT,
         "base": base.model_dump(exclude={"seed", "run"}),
         "data": {"name": data.name, "hash": data_content_hash(films), "size": films.size},
         "split": settled.hash,
         "labels": names,
-        "films": {"normal": len(normal), **{part: len(rows) for part, rows in parts.items()}},
+        "films": {"normal": len(normal), **{name: len(rows) for name, rows in subsets.items()}},
     }
     builder = str(films.manifest.info.get("builder", ""))
     study = Study(out, data.resolve(), root.resolve() if root else None, base, settled, names, identity, builder)
@@ -272,7 +270,9 @@ def detection_rows(films: Films, test: NDArray[np.int64]) -> tuple[NDArray[np.in
     normal = films.manifest.table["normal"].to_numpy(np.float64)[test]
     rows, abnormal = test[~np.isnan(normal)], 1 - normal[~np.isnan(normal)]
     if len(set(abnormal.tolist())) < 2:
-        raise UserError("the test part needs films known to be normal and films known not to be, to measure detection.")
+        raise UserError(
+            "the test films must include some known to be normal and some known not to be, to measure detection."
+        )
     return rows, abnormal
 
 
@@ -336,15 +336,15 @@ def _base(before: Mapping[str, Any]) -> Any:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
+    changes = []
     for key, value in now.items():
         old = before.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            found += _differences(old, value, f"{prefix}{key}.")
+            changes += _differences(old, value, f"{prefix}{key}.")
         elif old != value and f"{prefix}{key}" != "data.name":
             name = f"{prefix}{key}".removeprefix("base.")
-            found.append(f"{name} was {_short(old)}, is {_short(value)}")
-    return found
+            changes.append(f"{name} was {_short(old)}, is {_short(value)}")
+    return changes
 
 
 def _short(value: Any) -> str:

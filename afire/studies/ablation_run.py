@@ -118,7 +118,7 @@ def estimate_seconds(study: Study, trials: Sequence[Trial], workers: Workers) ->
         return {trial.key: float(np.mean(per_cost)) * relative_cost(trial.config) for trial in trials}
     per_film = _seconds_per_film(study.base, workers)
     films = study.films
-    looked_at = _PASSES * _FORWARD_SHARE * sum(films[part] for part in ("train", "val", "test"))
+    looked_at = _PASSES * _FORWARD_SHARE * sum(films[subset] for subset in ("train", "val", "test"))
     return {
         trial.key: _START
         + per_film * (trial.config.training.epochs * films["normal"] * relative_cost(trial.config) + looked_at)

@@ -88,14 +88,14 @@ def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> Ab
     if not done[FULL]:
         return None
     full = _Measured(done[FULL], results)
-    found: list[TableRow] = []
+    shown: list[TableRow] = []
     for row in rows:
         if done[row.name]:
             measured = full if done[row.name] == done[FULL] else _Measured(done[row.name], results)
-            found.append(_table_row(row, measured, full))
+            shown.append(_table_row(row, measured, full))
     drawn_over = read_result(done[FULL][0].folder / PROBE).drawn_over
-    notes = _notes(rows, found, results)
-    return AblationTable(found, _facts(study, found, results), _ordering(found), notes, drawn_over)
+    notes = _notes(rows, shown, results)
+    return AblationTable(shown, _facts(study, shown, results), _ordering(shown), notes, drawn_over)
 
 
 def _comparable(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -224,7 +224,7 @@ def _facts(study: Study, rows: Sequence[TableRow], results: Mapping[str, Mapping
 
 
 def _caution(study: Study) -> str:
-    """What the reader must know about the test part before any number, or nothing."""
+    """What the reader must know about the test films before any number, or nothing."""
     small = load_config("small")
     chosen_there = (study.base.head.form, study.base.losses.temperature) == (
         small.head.form,
@@ -233,24 +233,24 @@ def _caution(study: Study) -> str:
     return _CAUTION if study.builder == "childcxr" and chosen_there else ""
 
 
-def _notes(rows: Sequence[Row], found: Sequence[TableRow], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    notes = [f"{row.row.title}: {row.row.note}" for row in found if row.row.note]
-    same = [row.row.title for row in found if row.same_as_full]
+def _notes(rows: Sequence[Row], shown: Sequence[TableRow], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    notes = [f"{row.row.title}: {row.row.note}" for row in shown if row.row.note]
+    same = [row.row.title for row in shown if row.same_as_full]
     if same:
         notes.append(f"the same settings as the full method here, so the same trials: {', '.join(same)}")
-    shown = {row.row.name for row in found}
-    missing = [row.title for row in rows if row.name not in shown]
+    names = {row.row.name for row in shown}
+    missing = [row.title for row in rows if row.name not in names]
     if missing:
         notes.append(f"not finished, so not in the table: {', '.join(missing)}")
-    most = max(len(row.seeds) for row in found)
-    fewer = [row.row.title for row in found if len(row.seeds) < most]
+    most = max(len(row.seeds) for row in shown)
+    fewer = [row.row.title for row in shown if len(row.seeds) < most]
     if fewer:
         notes.append(f"fewer seeds than the others: {', '.join(fewer)}")
     if most < 3:
         notes.append(
             "one seed has no sd and no t-test" if most == 1 else "two seeds say little about an sd, and the t-test less"
         )
-    others = sum(1 for row in found if row.against)
+    others = sum(1 for row in shown if row.against)
     if others > 1:
         notes.append(f"p-values are not corrected for the {others} comparisons")
     older = sum("detected_by" not in result for result in results.values())

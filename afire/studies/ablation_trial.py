@@ -81,10 +81,10 @@ class TrialClock:
 def _read(path: Path) -> dict[str, float]:
     """What earlier starts spent; nothing where there were none or the file is not ours."""
     try:
-        found = read_json(path)
+        seconds = read_json(path)
     except UserError:
         return {}
-    return {str(k): float(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    return {str(stage): float(value) for stage, value in seconds.items()} if isinstance(seconds, dict) else {}
 
 
 # A trial's run is one of many: no pictures, and one checkpoint is enough to go on from.
@@ -135,8 +135,8 @@ def _train(out: Path, config: Config, films: Films, split: Split, source: str, d
     """Train, or go on with a begun training; the run's summary."""
     summary = _summary(out)
     if summary is None:
-        rows, sentence = normal_training_rows(films.manifest, split)
-        logger.info("%s", sentence)
+        rows, message = normal_training_rows(films.manifest, split)
+        logger.info("%s", message)
         resume = RunFolder(out).exists
         result = pretrain(config, films, out, rows, source=source, resume=resume, device=device)
         if result.status == "stopped":
@@ -186,7 +186,7 @@ def _detect(folder: Path, films: Films, split: Split, device: str) -> dict[str, 
 
 
 def main(folder: Path) -> int:
-    """Run the trial and return an exit code: 0 done, 2 a sentence about a mistake, 128 + n ended by signal n."""
+    """Run the trial and return an exit code: 0 done, 2 a mistake, told in the log, 128 + n ended by signal n."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logger.setLevel(logging.INFO)
     progress.configure("lines")

@@ -69,7 +69,7 @@ def compare(
     if len(folders) < 2:
         raise UserError("there is only one result to compare; give at least two.")
     results = [read_result(folder) for folder in folders]
-    entries = [Entry(*one) for one in zip(folders, results, _names(folders, results), strict=True)]
+    entries = [Entry(*entry) for entry in zip(folders, results, _names(folders, results), strict=True)]
     if allow_different_splits:
         return [_compare(entries, metrics)]
     groups = {fraction: [e for e in entries if e.result.fraction == fraction] for fraction in _fractions(entries)}
@@ -146,7 +146,7 @@ def _pair(entry: Entry, reference: Entry, metric: str, draws: Floats, reference_
     paired = None
     if entry.result.test_hash == reference.result.test_hash:
         paired = m.paired_difference(difference, draws - reference_draws)
-    values = [[value for value in one.values if not np.isnan(value)] for one in (ours, theirs)]
+    values = [[value for value in side.values if not np.isnan(value)] for side in (ours, theirs)]
     return Pair(entry.name, reference.name, metric, difference, paired, m.t_test(values[0], values[1]))
 
 

@@ -15,19 +15,16 @@ from afire.errors import UserError
 from afire.files import write_json
 from afire.studies.ablation_grid import known_rows
 from afire.studies.reproduce.plan import (
-    OURS,
     Request,
     check_films,
-    column,
     config_of,
     is_pretrained_once,
     plan,
     possible_targets,
-    published,
     with_finished,
 )
 from afire.studies.reproduce.run import PlannedStep, StepFile, step_hashes
-from afire.studies.reproduce.sets import DATASETS, PAPER, PHANTOM, QUICK, TARGETS, scale_for
+from afire.studies.reproduce.sets import DATASETS, OURS, PAPER, PHANTOM, QUICK, TARGETS, column, published, scale_for
 
 COMMAND: click.Command = get_command(app)  # made once: it is all of the command line
 

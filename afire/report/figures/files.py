@@ -23,6 +23,7 @@ from afire.report.table import DISCLAIMER, Column, Table, number, table_of
 from afire.tasks.figure_data import Part, Rows, describe_films, draw_rows, part_rows
 from afire.tasks.results import to_json
 from afire.training.run_folder import environment
+from afire.weights import Weights
 
 FORMAT = 1
 _ENDINGS = (".png", ".pdf", ".json")
@@ -40,8 +41,8 @@ class FigureFiles:
     @property
     def numbers(self) -> Mapping[str, Any]:
         """What was measured."""
-        found: Mapping[str, Any] = self.record["numbers"]
-        return found
+        numbers: Mapping[str, Any] = self.record["numbers"]
+        return numbers
 
 
 def claim(out: Path, name: str, force: bool) -> Path:
@@ -102,8 +103,14 @@ class Source:
         self, films: Films, rows: Rows, of: int, split_hash: str | None, part: str | None = None
     ) -> dict[str, Any]:
         """What the figure's JSON says about its films."""
-        found = describe_films(films, self.data.resolve().name, part or self.part, split_hash, rows, of)
-        return {**found, "seed": self.seed}
+        about = describe_films(films, self.data.resolve().name, part or self.part, split_hash, rows, of)
+        return {**about, "seed": self.seed}
+
+
+def run_record(run: Weights) -> dict[str, Any]:
+    """What the figure's JSON says about a pre-training run."""
+    clusters = run.config.head.clusters if "head" in run.kind.sections else None
+    return {"name": run.name, "hash": run.method_hash, "report": run.method_report, "clusters": clusters}
 
 
 _PART_WORDS = {"all": "", "train": "training ", "val": "validation "}
@@ -139,33 +146,33 @@ def _maps(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     header = ["weights", "silhouette", *(f"{k}-NN purity" for k in first["purity"]), "chance"]
     header += ["anatomy", "place"] if moved else []
     rows = []
-    for label, one in numbers.items():
-        purity = [f"{one['purity'][k]['mean']:.3f}" for k in one["purity"]]
-        row = [label, f"{one['silhouette']:.3f}", *purity, f"{one['purity_by_chance']:.3f}"]
-        rows.append(row + ([_percent(one["moved_films"][k]) for k in ("anatomy", "place")] if moved else []))
+    for label, quality in numbers.items():
+        purity = [f"{quality['purity'][k]['mean']:.3f}" for k in quality["purity"]]
+        row = [label, f"{quality['silhouette']:.3f}", *purity, f"{quality['purity_by_chance']:.3f}"]
+        rows.append(row + ([_percent(quality["moved_films"][k]) for k in ("anatomy", "place")] if moved else []))
     return header, rows
 
 
 def _cam(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
-    for label, one in numbers.items():
-        for name, words in _SHORT.items():
-            found = one[name]
-            interval = f"{_text(found['low'])} to {_text(found['high'])}"
-            cells = [_text(found["mean"]), interval, _text(found["chance"]), _text(found["maps_of_other_films"])]
-            rows.append([label, words, *cells])
+    for label, metrics in numbers.items():
+        for name, title in _SHORT.items():
+            value = metrics[name]
+            interval = f"{_text(value['low'])} to {_text(value['high'])}"
+            cells = [_text(value["mean"]), interval, _text(value["chance"]), _text(value["maps_of_other_films"])]
+            rows.append([label, title, *cells])
     return ["classifier", "", "mean", "95 %", "chance", "other films"], rows
 
 
 def _restorations(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    words = {"z_mask": "with z_mask", "all_seen": "nothing hidden", "untouched": "not restored"}
+    titles = {"z_mask": "with z_mask", "all_seen": "nothing hidden", "untouched": "not restored"}
     rows = [
         [
-            f"{name} input, {words[way]}",
-            *(_text(_thousand(one[where]["mean"]), 2) for where in ("hidden_tokens", "elsewhere")),
+            f"{name} input, {titles[way]}",
+            *(_text(_thousand(errors[where]["mean"]), 2) for where in ("hidden_tokens", "elsewhere")),
         ]
         for name, ways in numbers.items()
-        for way, one in ways.items()
+        for way, errors in ways.items()
     ]
     return ["mean squared error x 1000", "hidden tokens", "elsewhere"], rows
 
@@ -183,7 +190,9 @@ def _atlas(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _auc(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     labels = list(next(iter(numbers.values())))
-    rows = [[label.replace("_", " "), *(_text(one[label]["mean"]) for one in numbers.values())] for label in labels]
+    rows = [
+        [label.replace("_", " "), *(_text(result[label]["mean"]) for result in numbers.values())] for label in labels
+    ]
     return ["finding", *numbers], rows
 
 

@@ -1,7 +1,4 @@
-"""Maps of representations: t-SNE of films by class, and of tokens by landmark. N points, C classes.
-
-From weights and films to maps: ``draw_tsne`` and ``draw_landmarks``.
-"""
+"""Maps of representations: t-SNE of films by class, and of tokens by landmark. N points, C classes."""
 
 from __future__ import annotations
 
@@ -159,7 +156,7 @@ def _describe(axis: Axes, panel: Panel) -> None:
     axis.set_title(panel.label, fontweight="bold")
     quality = panel.quality
     ks = ", ".join(map(str, quality.purity))
-    shares = ", ".join(number(one.mean, 2) for one in quality.purity.values())
+    shares = ", ".join(number(share.mean, 2) for share in quality.purity.values())
     lines = [
         f"silhouette {number(quality.silhouette)}",
         f"purity of {ks} neighbours",
@@ -235,10 +232,10 @@ def draw_tsne(
     stem, source, target = claim(out, "tsne", force), as_source(source), pick_device(device)
     backbones = load_backbones(weights, config, network, source.seed)
     first = source.open(next(iter(backbones.values())).config.image)
-    part, split_hash = source.rows(first)
-    found = film_classes(first.manifest, part, labels, classes)
-    rows = source.draw(found.rows)
-    number = dict(zip(found.rows.tolist(), found.number.tolist(), strict=True))
+    subset, split_hash = source.rows(first)
+    known = film_classes(first.manifest, subset, labels, classes)
+    rows = source.draw(known.rows)
+    number = dict(zip(known.rows.tolist(), known.number.tolist(), strict=True))
     classes_N = np.array([number[row] for row in rows.tolist()], np.int64)
     patients = first.manifest.table["patient"].to_numpy(dtype=object)[rows]
     panels, numbers = [], {}
@@ -249,19 +246,19 @@ def draw_tsne(
         quality = cluster_quality(unit, classes_N, patients, neighbours, np.random.default_rng(source.seed))
         panels.append(Panel(label, tsne_map(unit, perplexity, source.seed), quality))
         numbers[label] = quality_record(quality)
-    data = source.record(first, rows, len(found.rows), split_hash)
-    counts = np.bincount(classes_N, minlength=len(found.names)).tolist()
+    data = source.record(first, rows, len(known.rows), split_hash)
+    counts = np.bincount(classes_N, minlength=len(known.names)).tolist()
     record: dict[str, Any] = {
         "figure": "tsne",
         "weights": {label: describe_backbone(backbone) for label, backbone in backbones.items()},
-        "data": {**data, "left_out": {"rarer_classes": found.others, "unknown_labels": found.unknown}},
+        "data": {**data, "left_out": {"rarer_classes": known.others, "unknown_labels": known.unknown}},
         "settings": {"perplexity": perplexity, "neighbours": list(neighbours), "network": network, "seed": source.seed},
-        "classes": dict(zip(found.names, counts, strict=True)),
+        "classes": dict(zip(known.names, counts, strict=True)),
         "numbers": numbers,
     }
     with style(print_size=True):
         caption = f"{films_text(data)}; t-SNE, perplexity {perplexity:g}"
-        return save(stem, class_figure(panels, classes_N, found.names, caption, source.seed), record)
+        return save(stem, class_figure(panels, classes_N, known.names, caption, source.seed), record)
 
 
 def draw_landmarks(
@@ -282,8 +279,8 @@ def draw_landmarks(
     backbones = load_backbones(weights, config, network, source.seed)
     leader = next(iter(backbones.values()))
     first = source.open(leader.config.image)
-    part, split_hash = source.rows(first)
-    rows = source.draw(part)
+    subset, split_hash = source.rows(first)
+    rows = source.draw(subset)
     patients = np.repeat(first.manifest.table["patient"].to_numpy(dtype=object)[rows], 9)
     panels, numbers = [], {}
     for label, backbone in backbones.items():
@@ -297,7 +294,7 @@ def draw_landmarks(
         moved = following(backbone, films, rows, places, tokens, target)
         panels.append(Panel(label, tsne_map(unit, perplexity, source.seed, "tokens"), quality, moved))
         numbers[label] = {**quality_record(quality), "moved_films": asdict(moved)}
-    data = source.record(first, rows, len(part), split_hash)
+    data = source.record(first, rows, len(subset), split_hash)
     patch = leader.config.encoder.patch_size
     places = landmark_places((first.size // patch, first.size // patch))
     record: dict[str, Any] = {

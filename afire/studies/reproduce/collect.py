@@ -12,20 +12,9 @@ from afire.errors import UserError
 from afire.files import read_json
 from afire.studies.ablation_grid import TABLES as ABLATION_TABLES
 from afire.studies.reproduce import protocol as differences
-from afire.studies.reproduce.plan import (
-    FIGURES,
-    OURS,
-    TABLES,
-    Column,
-    Request,
-    column,
-    is_pretrained_once,
-    plan,
-    protocol,
-    run_of,
-)
+from afire.studies.reproduce.plan import FIGURES, TABLES, Request, is_pretrained_once, plan, run_of
 from afire.studies.reproduce.protocol import Difference
-from afire.studies.reproduce.sets import TITLES, Target
+from afire.studies.reproduce.sets import OURS, TITLES, Column, Target, column, protocol
 from afire.studies.steps import Outcome
 from afire.tasks.results import Estimate, Result, read_result
 
@@ -45,7 +34,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """A table: where the paper has it, the columns' words, and the rows."""
+    """A table: where the paper has it, the columns' titles, and the rows."""
 
     title: str
     source: str
@@ -84,14 +73,14 @@ def collect(request: Request, outcome: Outcome, reasons: Mapping[Target, str]) -
         "fig-cam": lambda: _figures(request, "fig-cam", ("gradcam",)),
         "fig-restore": lambda: _figures(request, "fig-restore", ("restorations",)),
     }
-    found = []
+    reports = []
     for target in TITLES:
         if target in reasons:
-            found.append(TargetReport(target, unfinished=f"not possible: {reasons[target]}"))
+            reports.append(TargetReport(target, unfinished=f"not possible: {reasons[target]}"))
         elif target in request.targets:
             why = _unfinished(request, target, outcome)
-            found.append(TargetReport(target, unfinished=why) if why else readers[target]())
-    return found
+            reports.append(TargetReport(target, unfinished=why) if why else readers[target]())
+    return reports
 
 
 def _unfinished(request: Request, target: Target, outcome: Outcome) -> str:
@@ -104,8 +93,8 @@ def _unfinished(request: Request, target: Target, outcome: Outcome) -> str:
 
 
 def _ablation(request: Request, table: Target) -> TargetReport:
-    found = read_json(request.out / TABLES / f"{table}.json")
-    members = [row for row in found["rows"] if table in row["tables"]]
+    numbers = read_json(request.out / TABLES / f"{table}.json")
+    members = [row for row in numbers["rows"] if table in row["tables"]]
     rows = [
         Row(
             f"{row['tables'][table]}. {row['title']}",
@@ -123,8 +112,8 @@ def _ablation(request: Request, table: Target) -> TargetReport:
     films = study["films"]
     tested = f"probe on {films['train']:,} / {films['val']:,} / {films['test']:,} films of {study['data']['name']}"
     about = [Difference("films of the probe", "ChildCXR: 5,232 to train on, 624 to test on", tested)]
-    caution = [found["facts"]["caution"]] if "caution" in found["facts"] else []
-    notes = [*caution, *found["notes"]]
+    caution = [numbers["facts"]["caution"]] if "caution" in numbers["facts"] else []
+    notes = [*caution, *numbers["notes"]]
     return TargetReport(
         table,
         [block],
@@ -135,13 +124,13 @@ def _ablation(request: Request, table: Target) -> TargetReport:
 
 
 def _estimate(row: Mapping[str, Any], name: str) -> Estimate:
-    parts = {part: row[f"{name}_{part}"] for part in ("mean", "sd", "low", "high")}
-    return _plain_estimate({**parts, "values": row["values"][name]})
+    values = {key: row[f"{name}_{key}"] for key in ("mean", "sd", "low", "high")}
+    return _plain_estimate({**values, "values": row["values"][name]})
 
 
 def _transfer(request: Request) -> TargetReport:
     blocks: list[Block] = []
-    found: list[Difference] = []
+    differing: list[Difference] = []
     dataset = request.dataset
     for task, kind, metrics in (
         ("finetune", "classify", {"auc": "mean AUC"}),
@@ -158,14 +147,14 @@ def _transfer(request: Request) -> TargetReport:
         whole = ratios[max(ratios)].runs[0].films
         tested = f"{first.data['name']}: {whole['train']:,} / {whole['val']:,} / {whole['test']:,} (train / val / test)"
         what = f"{len(first.labels)} labels" if task == "finetune" else "masks"
-        found += [
-            Difference(f"{task}: {one.setting}", one.paper, one.ours)
-            for one in (
+        differing += [
+            Difference(f"{task}: {difference.setting}", difference.paper, difference.ours)
+            for difference in (
                 *differences.of_tested_films("table2", dataset.column(kind), f"{tested}, {what}"),
                 *differences.of_supervised(ratios, folds, recipe),
             )
         ]
-    return TargetReport("table2", blocks, [*found, *_repeats(request)], _pretraining(request))
+    return TargetReport("table2", blocks, [*differing, *_repeats(request)], _pretraining(request))
 
 
 def _ratios(request: Request, task: str) -> dict[float, Result]:
@@ -192,10 +181,10 @@ def _transfer_block(
     published = dict(theirs.rows) if theirs is not None else {}
     own = published.pop(OURS, {})
     rows = []
-    for number, (metric, words) in enumerate(metrics.items()):
-        values = {f"{100 * share:g}": one.metrics[metric] for share, one in ratios.items()}
+    for number, (metric, title) in enumerate(metrics.items()):
+        values = {f"{100 * share:g}": result.metrics[metric] for share, result in ratios.items()}
         values |= {_FOLDS: folds.metrics[metric]} if folds is not None else {}
-        rows.append(Row(f"AFiRe, {words}", own if number == 0 else {}, values))
+        rows.append(Row(f"AFiRe, {title}", own if number == 0 else {}, values))
     rows += [Row(name, numbers) for name, numbers in published.items()]
     title = {"finetune": "Fine-tuning of all weights", "segment": "Segmentation"}[task]
     return Block(title, _source(theirs), columns, rows)
@@ -217,18 +206,18 @@ def _detection(request: Request) -> TargetReport:
             rows.append(Row(f"best trivial detector: {line['name']}", {}, beside))
     rows += [Row(name, values) for name, values in published.items()]
     films, counts = result.runs[0].films, numbers["films"]
-    used = sum(count for part, count in films.items() if part != "test")
+    used = sum(count for subset, count in films.items() if subset != "test")
     tested = (
         f"{used:,} normal films to fit, choose and calibrate on; "
         f"{counts['normal']:,} normal and {counts['abnormal']:,} abnormal ones to test on"
     )
-    found = [
+    differing = [
         *differences.of_tested_films("table3", request.dataset.column("table3"), tested),
         *differences.of_detection(result),
         *_repeats(request),
     ]
     block = Block("Detection from normal films", _source(theirs), DETECTION, rows)
-    return TargetReport("table3", [block], found, _pretraining(request), notes=list(result.notes))
+    return TargetReport("table3", [block], differing, _pretraining(request), notes=list(result.notes))
 
 
 def _plain_estimate(raw: Mapping[str, Any]) -> Estimate:
@@ -248,7 +237,7 @@ def _number(value: float | None) -> float:
 
 def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetReport:
     stems = [request.out / FIGURES / kind for kind in kinds]
-    found: list[Difference] = []
+    differing: list[Difference] = []
     papers = {
         "tsne": "1,000 films of MIMIC-CXR-JPG, 12 combinations of labels",
         "landmarks": "9 places; films not stated",
@@ -260,8 +249,8 @@ def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetRe
         data, classes = record["data"], record.get("classes")
         ours = f"{data['films']:,} {data['part']} films of {data['name']}"
         ours += f", {len(classes)} combinations of labels" if classes else ""
-        found.append(Difference(kind, papers[kind], ours))
-    return TargetReport(target, [], found, _pretraining(request), stems)
+        differing.append(Difference(kind, papers[kind], ours))
+    return TargetReport(target, [], differing, _pretraining(request), stems)
 
 
 def _repeats(request: Request) -> list[Difference]:

@@ -1,17 +1,10 @@
-"""What the paper prints, from ``presets/published.yaml``.
-
-From a target to its steps. Steps that targets share have one name and are run once.
-"""
+"""From a target, a table or figure of the paper, to its steps. Steps that targets share have one name, run once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from afire.config import Config, load_config
 from afire.data.pack import is_pack
@@ -20,44 +13,6 @@ from afire.files import read_json
 from afire.studies.reproduce.run import PlannedStep, is_done, read_step, step_hashes, step_path
 from afire.studies.reproduce.sets import TARGETS, Dataset, Scale, Target
 from afire.weights.open import SEED
-
-PUBLISHED = Path(__file__).parents[2] / "presets" / "published.yaml"
-OURS = "AFiRe"  # the paper's own row
-
-
-@dataclass(frozen=True)
-class Column:
-    """One set's part of a table: rows of methods, numbers as shares of 1 by their column's name."""
-
-    source: str
-    title: str
-    rows: Mapping[str, Mapping[str, float]]
-
-
-@cache
-def published() -> Mapping[str, Any]:
-    """The whole file."""
-    found: Mapping[str, Any] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
-    return found
-
-
-def column(table: str, name: str | None) -> Column | None:
-    """The part of ``table`` about the set ``name``; None where the paper has none."""
-    if name is None:
-        return None
-    raw = published()[table]
-    part = raw[name]
-    rows = {
-        method: {str(key): value / 100 for key, value in numbers.items()} for method, numbers in part["rows"].items()
-    }
-    return Column(str(raw["source"]), str(part["title"]), rows)
-
-
-def protocol() -> Mapping[str, Any]:
-    """How the paper's numbers were made."""
-    found: Mapping[str, Any] = published()["protocol"]
-    return found
-
 
 FIGURES, TABLES, PACKS = "figures", "tables", "packs"
 
@@ -155,10 +110,10 @@ def with_finished(request: Request, out: Path) -> tuple[Request, dict[str, float
     targets = list(request.targets)
     for target in possible_targets(TARGETS, request.dataset)[0]:
         steps = plan(replace(request, targets=(target,)))
-        hashes, found = step_hashes(steps, out), {step.name: read_step(out, step.name) for step in steps}
-        if target not in targets and all(is_done(step, found[step.name], hashes[step.name]) for step in steps):
+        hashes, records = step_hashes(steps, out), {step.name: read_step(out, step.name) for step in steps}
+        if target not in targets and all(is_done(step, records[step.name], hashes[step.name]) for step in steps):
             targets.append(target)
-            seconds |= {name: one.seconds for name, one in found.items() if one is not None}
+            seconds |= {name: record.seconds for name, record in records.items() if record is not None}
     return replace(request, targets=tuple(targets)), seconds
 
 
@@ -173,11 +128,11 @@ def plan(request: Request) -> list[PlannedStep]:
         "fig-cam": lambda: _cams(request),
         "fig-restore": lambda: _restorations(request),
     }
-    found: dict[str, PlannedStep] = {}
+    planned: dict[str, PlannedStep] = {}
     for target in request.targets:
         for step in recipes[target]():
-            found.setdefault(step.name, step)
-    return list(found.values())
+            planned.setdefault(step.name, step)
+    return list(planned.values())
 
 
 def _films(request: Request) -> list[PlannedStep]:

@@ -9,13 +9,13 @@ from typing import Any
 
 from afire.config import Config, load_config, validate
 from afire.files import read_json
-from afire.studies.reproduce.plan import protocol
+from afire.studies.reproduce.sets import protocol
 from afire.tasks.results import Result
 from afire.tasks.settings import load_task_config
 from afire.training.run_folder import CONFIG, DATA
 
 _SECTIONS = ("image", "lesions", "encoder", "head", "decoder", "prototypes", "losses", "training")
-# How a step is computed, and what is told apart in words of its own.
+# How a step is computed, and what has a line of its own.
 _LEFT_OUT = {"encoder.size", "encoder.gradient_checkpointing", "training.precision", "training.compile"}
 _LEFT_OUT |= {"training.batch_size", "training.accumulate"}
 _TRAINING = ("learning_rate", "weight_decay", "batch_size", "patience")
@@ -31,7 +31,7 @@ class Difference:
 
 
 def differing(pairs: Iterable[tuple[str, Any, Any]]) -> list[Difference]:
-    """Those whose words are not the same."""
+    """Those whose texts are not the same."""
     return [Difference(name, str(paper), str(ours)) for name, paper, ours in pairs if str(paper) != str(ours)]
 
 
@@ -53,15 +53,15 @@ def of_settings(config: Config) -> list[Difference]:
     """Settings of the method against the preset ``paper``, a line for each section; in one step: films of all GPUs."""
     paper = load_config("paper")
     theirs, ours = paper.model_dump(), config.model_dump()
-    found = []
+    differences = []
     for section in _SECTIONS:
         keys = [key for key in theirs[section] if f"{section}.{key}" not in _LEFT_OUT]
         other = [key for key in keys if theirs[section][key] != ours[section][key]]
         if other:
-            words = (", ".join(f"{key} {_short(one[section][key])}" for key in other) for one in (theirs, ours))
-            found.append(Difference(section, *words))
+            texts = (", ".join(f"{key} {_short(side[section][key])}" for key in other) for side in (theirs, ours))
+            differences.append(Difference(section, *texts))
     steps = paper.training.batch_size, config.training.batch_size
-    return [*found, *differing([("films in a step", *steps)])]
+    return [*differences, *differing([("films in a step", *steps)])]
 
 
 def of_study(study: Mapping[str, Any], seeds: Iterable[int]) -> list[Difference]:

@@ -126,7 +126,7 @@ def refuse_another(out: Path, step: PlannedStep, record: StepFile | None, digest
 def _differing(before: str, now: str) -> tuple[str, str]:
     """The words in which two commands differ, quoted."""
     first, second = shlex.split(before), shlex.split(now)
-    only = [[word for word in one if word not in other] for one, other in ((first, second), (second, first))]
+    only = [[word for word in mine if word not in other] for mine, other in ((first, second), (second, first))]
     gone, new = (" ".join(words[:4]) or "nothing of the kind" for words in only)
     return f"`{gone}`", f"`{new}`"
 

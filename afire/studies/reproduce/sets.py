@@ -1,14 +1,18 @@
-"""How much is run: the paper's protocol, a quick version of it, or minutes on the phantom.
+"""What can be reproduced: the paper's targets and published numbers, datasets to run them on, and how much is run.
 
-The sets that the paper's tables and figures can be run on: what each has, and where to get it.
+Published numbers and the paper's protocol come from ``presets/published.yaml``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
+
+import yaml
 
 from afire.errors import UserError
 
@@ -149,8 +153,8 @@ class Dataset:
 
 
 DATASETS: dict[str, Dataset] = {
-    one.name: one
-    for one in (
+    dataset.name: dataset
+    for dataset in (
         Dataset(
             "phantom",
             "the phantom",
@@ -201,3 +205,41 @@ DATASETS: dict[str, Dataset] = {
         ),
     )
 }
+
+
+PUBLISHED = Path(__file__).parents[2] / "presets" / "published.yaml"
+OURS = "AFiRe"  # the paper's own row
+
+
+@dataclass(frozen=True)
+class Column:
+    """One dataset's columns of a table: rows of methods, numbers as shares of 1 by their column's name."""
+
+    source: str
+    title: str
+    rows: Mapping[str, Mapping[str, float]]
+
+
+@cache
+def published() -> Mapping[str, Any]:
+    """The whole file."""
+    content: Mapping[str, Any] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
+    return content
+
+
+def column(table: str, name: str | None) -> Column | None:
+    """The columns of ``table`` about the dataset ``name``; None where the paper has none."""
+    if name is None:
+        return None
+    raw = published()[table]
+    block = raw[name]
+    rows = {
+        method: {str(key): value / 100 for key, value in numbers.items()} for method, numbers in block["rows"].items()
+    }
+    return Column(str(raw["source"]), str(block["title"]), rows)
+
+
+def protocol() -> Mapping[str, Any]:
+    """How the paper's numbers were made."""
+    how: Mapping[str, Any] = published()["protocol"]
+    return how

@@ -1,12 +1,11 @@
-"""From results to ``draw_auc``: each finding's AUC with its interval, several results side by side.
+"""The prototype atlas: what each place's prototype says, and the patches of training normals nearest to it.
 
-The prototype atlas on one page: maps of the places, a film of typical patches, the nearest patches of each place.
+Maps of the places, a film of typical patches, and the nearest patches of each place, on one page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,87 +15,104 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from afire.data.pack import Films
 from afire.errors import UserError
-from afire.report.figures.files import FigureFiles, claim, save
+from afire.methods.afire import AFiRe
+from afire.report.figures.files import FigureFiles, Source, claim, films_text, run_record, save
 from afire.report.style import DOUBLE, INK, style
-from afire.report.table import metric_word
-from afire.report.task_figures import label_figure
 from afire.tasks.figure_data import LANDMARKS, landmark_places
-from afire.tasks.places import Atlas
-from afire.tasks.results import Result, find_results, read_result
+from afire.tasks.places import Atlas, build_atlas
+from afire.training.batches import normal_training_rows
+from afire.weights import open_weights, pick_device
 
-
-def draw_auc(
-    out: Path,
-    results: Mapping[str, Path],
-    *,
-    metric: str = "auc",
-    allow_different_films: bool = False,
-    force: bool = False,
-) -> FigureFiles:
-    """Bars of each finding's metric (AUC), sorted by the first result, with 95 % intervals over test patients."""
-    stem = claim(out, "auc", force)
-    found = {label: _read(path) for label, path in results.items()}
-    _check(found, metric, allow_different_films)
-    record: dict[str, Any] = {
-        "figure": "auc",
-        "weights": {label: {**one.weights, "result": one.name} for label, one in found.items()},
-        "data": {
-            label: {**one.data, "split_hash": one.split_hash, "test_hash": one.test_hash}
-            for label, one in found.items()
-        },
-        "settings": {"metric": metric, "runs": {label: [run.name for run in one.runs] for label, one in found.items()}},
-        "numbers": {
-            label: {
-                "mean_of_labels": asdict(one.metrics[metric]),
-                **{name: asdict(row[metric]) for name, row in one.per_label.items()},
-            }
-            for label, one in found.items()
-        },
-    }
-    with style(print_size=True):
-        figure = label_figure(list(found.values()), metric, list(found))
-        figure.set_size_inches(DOUBLE, min(figure.get_size_inches()[1], 9.0))
-        return save(stem, figure, record)
-
-
-def _read(path: Path) -> Result:
-    if not path.exists():
-        raise UserError(f"{path} does not exist; give the folder of a result of `afire finetune` or `afire probe`.")
-    folders = find_results(path)
-    if len(folders) > 1:
-        raise UserError(
-            f"{path} holds {len(folders)} results ({folders[0].name}, {folders[1].name}, ...); give one of them."
-        )
-    return read_result(folders[0])
-
-
-def _check(found: Mapping[str, Result], metric: str, allow_different_films: bool) -> None:
-    first_label, first = next(iter(found.items()))
-    for label, one in found.items():
-        if metric not in one.metrics or not one.per_label:
-            known = [name for name in one.metrics if one.per_label]
-            raise UserError(
-                f"the result {label} has no {metric_word(metric)} of single findings"
-                + (f"; it has {', '.join(known)}." if known else ".")
-            )
-        if set(one.labels) != set(first.labels):
-            raise UserError(
-                f"{first_label} and {label} are about different findings; give results about the same ones."
-            )
-        if one.test_hash != first.test_hash and not allow_different_films:
-            raise UserError(
-                f"{first_label} and {label} were tested on different films; give results of one test set, "
-                "or add --allow-different-films."
-            )
-
-
+ATLAS_FILMS, NEAREST = 400, 8
 SIDE = 2  # nearest patches of a place in the sheet: SIDE x SIDE
 _GAP = 0.16  # of a patch, between the places of the sheet
 _SHEET, _DETAIL = 3.56, 2.08  # inches: the sheet of all places, and the width of the nine in detail
 _MARGIN = 0.04
 _DETAIL_SHAPE = _DETAIL / _SHEET
 _TEXT_PLACES = 64  # most places whose cluster is written into its cell
+
+logger = logging.getLogger("afire")
+
+
+def draw_atlas(
+    out: Path,
+    weights: str | Path,
+    source: Source | Path,
+    *,
+    nearest: int = NEAREST,
+    device: str = "auto",
+    force: bool = False,
+) -> FigureFiles:
+    """The prototypes place by place: entropy, likeliest cluster, typical and nearest patches of training normals."""
+    stem, target = claim(out, "atlas", force), pick_device(device)
+    source = source if isinstance(source, Source) else Source(source, most=ATLAS_FILMS)
+    run = open_weights(weights)
+    model = run.method
+    if not isinstance(model, AFiRe):
+        raise UserError(f"{run.name} was pre-trained by {run.kind.__name__}, which has no prototypes to show.")
+    logger.info("%s: %s", run.name, run.method_report)
+    films = source.open(run.config.image)
+    normal, message = normal_training_rows(films.manifest, source.split)
+    logger.info("%s", message)
+    rows = source.draw(normal)
+    atlas = build_atlas(model, films, rows, max(nearest, SIDE * SIDE), target)
+    split_hash = source.split.hash if source.split else None
+    data = source.record(films, rows, len(normal), split_hash, "train")
+    record: dict[str, Any] = {
+        "figure": "atlas",
+        "weights": run_record(run),
+        "data": {**data, "kind": "normal films"},
+        "settings": {"nearest": max(nearest, SIDE * SIDE), "distance": "Hellinger", "seed": source.seed},
+        "numbers": {
+            "mean_entropy": float(atlas.entropy.mean()),
+            "clusters": atlas.clusters,
+            "likeliest_clusters": len(np.unique(atlas.cluster)),
+            "at_home": float(atlas.own_place.mean()),
+            "at_home_or_beside": float(atlas.near_place.mean()),
+            "at_home_by_chance": 1 / len(atlas.entropy),
+            "nearest_distance": float(atlas.nearest_distance.mean()),
+            "places": _places(atlas, films),
+        },
+    }
+    with style(print_size=True):
+        share, chance = 100 * float(atlas.own_place.mean()), 100 / len(atlas.entropy)
+        home = f"a film's closest patch lies at home in {share:.0f} % (by chance {chance:.1f} %)"
+        caption = f"{run.name}; {films_text(data, 'normal')}; {home}"
+        return save(stem, atlas_figure(atlas, caption), record)
+
+
+def _places(atlas: Atlas, films: Films) -> list[dict[str, Any]]:
+    images = films.manifest.table["image"]
+    places = []
+    for place in range(len(atlas.entropy)):
+        row, column = divmod(place, atlas.grid[1])
+        nearest = [
+            {
+                "image": str(images.iloc[film]),
+                "row": int(at) // atlas.grid[1],
+                "column": int(at) % atlas.grid[1],
+                "distance": float(far),
+            }
+            for film, at, far in zip(
+                atlas.nearest_film[place], atlas.nearest_place[place], atlas.nearest_distance[place], strict=True
+            )
+        ]
+        places.append(
+            {
+                "row": row,
+                "column": column,
+                "entropy": float(atlas.entropy[place]),
+                "cluster": int(atlas.cluster[place]),
+                "probability": float(atlas.probability[place]),
+                "at_home": float(atlas.own_place[place]),
+                "at_home_or_beside": float(atlas.near_place[place]),
+                "typical": str(images.iloc[atlas.typical_film[place]]),
+                "nearest": nearest,
+            }
+        )
+    return places
 
 
 def atlas_figure(atlas: Atlas, caption: str) -> Figure:
@@ -212,8 +228,8 @@ def _detail(axis: Axes, atlas: Atlas) -> None:
         for number in range(count):
             left = number * (p + gap)
             picture[line * step : line * step + p, left : left + p] = atlas.nearest_patches[place, number]
-        words = f"{LANDMARKS[line]}\nentropy {atlas.entropy[place]:.2f}, at home {100 * atlas.own_place[place]:.0f} %"
-        axis.text(-p * 0.25, line * step + p / 2, words, ha="right", va="center", fontsize=6, linespacing=1.3)
+        text = f"{LANDMARKS[line]}\nentropy {atlas.entropy[place]:.2f}, at home {100 * atlas.own_place[place]:.0f} %"
+        axis.text(-p * 0.25, line * step + p / 2, text, ha="right", va="center", fontsize=6, linespacing=1.3)
     axis.imshow(picture, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.set_anchor("N")
     _bare(axis, f"{count} nearest patches of nine places")
