@@ -45,9 +45,8 @@ from afire.detect.protocol import (
     plan_test,
 )
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import TestScores, bootstrap_means, bootstrap_values, run_values
+from afire.tasks.evaluate import ABNORMAL, TestScores, bootstrap_means, bootstrap_values, run_values
 from afire.tasks.features import data_content_hash
-from afire.tasks.finetune import ABNORMAL
 from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash, test_patients
 from afire.training.run_folder import environment
 from afire.weights import pick_device

@@ -34,9 +34,8 @@ from afire.data.pack import Films
 from afire.data.splits import Split, films_hash, make_split, stratified_order
 from afire.errors import UserError
 from afire.progress import progress
-from afire.tasks.features import FEATURE_BATCH
+from afire.tasks.features import FEATURE_BATCH, laplacian_variance, size_features
 from afire.tasks.guard import check_no_leaks
-from afire.tasks.metrics import laplacian_variance, size_features
 from afire.tasks.results import plan_runs
 
 Floats = NDArray[np.float64]

@@ -31,7 +31,7 @@ from afire.errors import UserError
 from afire.files import names_path
 from afire.report.style import COLOURS, FAINT, INK, save_figure, style
 from afire.report.task_figures import roc_curves
-from afire.tasks.finetune import ABNORMAL
+from afire.tasks.evaluate import ABNORMAL
 from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH
 

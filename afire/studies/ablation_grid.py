@@ -29,8 +29,8 @@ from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split, write_split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json
+from afire.tasks.evaluate import check_classes, task_labels
 from afire.tasks.features import data_content_hash
-from afire.tasks.finetune import check_classes, task_labels
 from afire.tasks.results import plan_runs
 from afire.training.batches import normal_training_rows
 

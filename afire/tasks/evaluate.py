@@ -1,11 +1,14 @@
-"""From scores on val and test films to metrics with mean, sd and interval; one way for every classification task.
+"""From labels and scores to metrics with mean, sd and interval: one way for every classification task.
 
-Thresholds come from the validation films of the same run; the test films are looked at once, here.
-Shapes: N test films of a run, C labels, B bootstrap draws, P patients of all runs.
+:func:`task_labels` says which labels a task is about, :func:`check_classes` whether its subsets can teach and test
+them. Thresholds come from the validation films of the same run; the test films are looked at once, here.
+
+Shapes: N films (test films of a run, where it is about scores), C labels, B bootstrap draws, P patients of all runs.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +18,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.data.keys import Seen
-from afire.data.manifest import Manifest
+from afire.data.manifest import LABEL_PREFIX, Manifest
+from afire.errors import UserError
 from afire.tasks import metrics as m
 from afire.tasks.results import (
     SCORE,
@@ -33,6 +37,7 @@ from afire.tasks.results import (
 from afire.training.run_folder import environment
 
 Floats = NDArray[np.float64]
+ABNORMAL = "abnormal"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,65 @@ class TestScores:
     __test__ = False  # its name is not pytest's business
 
 
+def task_labels(manifest: Manifest, labels: Sequence[str] | None = None) -> tuple[list[str], Floats]:
+    """Names (C) and truth (N, C) with NaN for unknown. ``abnormal`` is 1 - normal.
+
+    Without ``labels``: all findings of the manifest, or ``abnormal`` where it has none.
+    """
+    names = list(labels) if labels else (manifest.labels or [ABNORMAL])
+    if len(set(names)) < len(names):
+        raise UserError(f"--labels names {next(n for n in names if names.count(n) > 1)!r} more than once.")
+    return names, np.stack([_column(manifest, name) for name in names], axis=1)
+
+
+def _column(manifest: Manifest, name: str) -> Floats:
+    if LABEL_PREFIX + name in manifest.table:
+        values = manifest.table[LABEL_PREFIX + name].to_numpy(np.float64)
+    elif name == ABNORMAL:
+        values = 1 - manifest.table["normal"].to_numpy(np.float64)
+    else:
+        known = [*manifest.labels, ABNORMAL]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UserError(f"the manifest has no label {name!r}{hint} (it has {', '.join(known)}).")
+    if np.isnan(values).all():
+        columns = ["normal", *(LABEL_PREFIX + label for label in manifest.labels)]
+        if manifest.table[columns].notna().any(axis=None):
+            raise UserError(f"no film has a value for label {name}; choose other labels with --labels.")
+        raise UserError(
+            "these films have no labels, and this task needs some; build the manifest from class folders or a table "
+            "(`afire data build classes`, `afire data build csv`)."
+        )
+    return values
+
+
+def check_classes(names: Sequence[str], truth_NC: Floats, subsets: Mapping[str, NDArray[np.int64]]) -> list[str]:
+    """Notes on labels with one class only in a subset; refused when no label has both classes in every subset.
+
+    ``subsets`` maps train, val and test to rows. A label that fails in train cannot be learnt, one that fails in val
+    has no threshold of its own, and one that fails in test has no metrics: it is left out of the mean.
+    """
+    failures = {name: _one_class(truth_NC[:, c], subsets) for c, name in enumerate(names)}
+    notes = [f"label {name} has {failure}" for name, failure in failures.items() if failure]
+    if len(notes) == len(names):
+        more = f" (and {len(names) - 1} more labels)" if len(names) > 1 else ""
+        raise UserError(
+            f"{notes[0]}{more}; films with and without the finding are needed in train, val and test: "
+            "choose other labels, a larger fraction or another split."
+        )
+    return notes
+
+
+def _one_class(truth_N: Floats, subsets: Mapping[str, NDArray[np.int64]]) -> str:
+    """Where a label has films of one class only; empty where every subset has both."""
+    counts = {subset: [int((truth_N[rows] == value).sum()) for value in (1, 0)] for subset, rows in subsets.items()}
+    return ", ".join(
+        f"{positives:,} positive and {negatives:,} negative films in {subset}"
+        for subset, (positives, negatives) in counts.items()
+        if positives == 0 or negatives == 0
+    )
+
+
 def evaluate(
     manifest: Manifest,
     names: Sequence[str],
@@ -79,10 +143,10 @@ def evaluate(
     """Evaluate all runs. ``truth`` (films of the manifest, C) is NaN where unknown."""
     patients = manifest.table["patient"].to_numpy(dtype=object)
     tests = []
-    for one in outcomes:
-        thresholds = m.best_thresholds(one.val, truth[one.run.rows["val"]])
-        rows = one.run.rows["test"]
-        tests.append(TestScores(one.test, truth[rows], patients[rows], thresholds))
+    for outcome in outcomes:
+        thresholds = m.best_thresholds(outcome.val, truth[outcome.run.rows["val"]])
+        rows = outcome.run.rows["test"]
+        tests.append(TestScores(outcome.test, truth[rows], patients[rows], thresholds))
     values = [run_values(test) for test in tests]
     drawn = bootstrap_values(tests, generator, draws)
     macros = {name: estimate([float(v[name][-1]) for v in values], drawn[name][:, -1]) for name in m.METRICS}
@@ -90,7 +154,7 @@ def evaluate(
         label: {name: estimate([float(v[name][c]) for v in values], drawn[name][:, c]) for name in m.METRICS}
         for c, label in enumerate(names)
     }
-    runs = [_run_result(one, test, value, names) for one, test, value in zip(outcomes, tests, values, strict=True)]
+    runs = [_run_result(*triple, names) for triple in zip(outcomes, tests, values, strict=True)]
     return Evaluation(runs, macros, per_label, _predictions(manifest, names, truth, outcomes))
 
 
@@ -109,8 +173,8 @@ def bootstrap_values(
     everyone, of_run = _index_patients([test.patients for test in tests])
 
     def statistic(weights_BP: Floats) -> dict[str, Floats]:
-        found = [_with_macro(test, weights_BP[:, rows]) for test, rows in zip(tests, of_run, strict=True)]
-        return {name: _mean_over_runs(np.stack([one[name] for one in found])) for name in m.METRICS}
+        values = [_with_macro(test, weights_BP[:, rows]) for test, rows in zip(tests, of_run, strict=True)]
+        return {name: _mean_over_runs(np.stack([run[name] for run in values])) for name in m.METRICS}
 
     return m.bootstrap(statistic, everyone, generator, draws, films=max(map(len, of_run)))
 
@@ -128,15 +192,15 @@ def bootstrap_means(
     everyone, of_run = _index_patients(patients)
 
     def statistic(weights_BP: Floats) -> dict[str, Floats]:
-        found: dict[str, list[Floats]] = {name: [] for name in values[0]}
+        means_of: dict[str, list[Floats]] = {name: [] for name in values[0]}
         for run, rows in zip(values, of_run, strict=True):
             for name, column in run.items():
                 known = ~np.isnan(column)
                 weights = weights_BP[:, rows[known]]
                 total = weights.sum(axis=1)
                 means = np.divide(weights @ column[known], total, out=np.full(len(total), np.nan), where=total > 0)
-                found[name].append(means)
-        return {name: _mean_over_runs(np.stack(means)) for name, means in found.items()}
+                means_of[name].append(means)
+        return {name: _mean_over_runs(np.stack(means)) for name, means in means_of.items()}
 
     return m.bootstrap(statistic, everyone, generator, draws, films=max(map(len, of_run)))
 
@@ -159,32 +223,32 @@ def _mean_over_runs(values_RBC: Floats) -> Floats:
 
 def _with_macro(test: TestScores, weights: Floats | None) -> dict[str, Floats]:
     values = m.metric_values(test.scores, test.truth, test.thresholds, weights)
-    return {name: np.concatenate([found, m.macro(found)[:, None]], axis=1) for name, found in values.items()}
+    return {name: np.concatenate([each, m.macro(each)[:, None]], axis=1) for name, each in values.items()}
 
 
-def _run_result(one: Scores, test: TestScores, values: Mapping[str, Floats], names: Sequence[str]) -> RunResult:
-    run = one.run
+def _run_result(outcome: Scores, test: TestScores, values: Mapping[str, Floats], names: Sequence[str]) -> RunResult:
+    run = outcome.run
     thresholds = {name: float(value) for name, value in zip(names, test.thresholds, strict=True)}
     return RunResult(
         name=run.name,
         seed=run.seed,
         fold=run.fold,
         split_hash=run.split.hash,
-        weights_hash=one.weights_hash,
-        films={part: len(rows) for part, rows in run.rows.items()},
-        chosen={**one.chosen, "thresholds": thresholds},
+        weights_hash=outcome.weights_hash,
+        films={subset: len(rows) for subset, rows in run.rows.items()},
+        chosen={**outcome.chosen, "thresholds": thresholds},
         metrics={name: float(values[name][-1]) for name in m.METRICS},
     )
 
 
 def _predictions(manifest: Manifest, names: Sequence[str], truth: Floats, outcomes: Sequence[Scores]) -> pd.DataFrame:
     frames = []
-    for one in outcomes:
-        for part, scores in (("val", one.val), ("test", one.test)):
-            rows = one.run.rows[part]
+    for outcome in outcomes:
+        for subset, scores in (("val", outcome.val), ("test", outcome.test)):
+            rows = outcome.run.rows[subset]
             frame = manifest.table.iloc[rows][["image", "patient"]].reset_index(drop=True)
-            frame.insert(0, "run", one.run.name)
-            frame.insert(1, "part", part)
+            frame.insert(0, "run", outcome.run.name)
+            frame.insert(1, "part", subset)
             columns = {f"{TRUTH}{name}": truth[rows, c] for c, name in enumerate(names)}
             columns |= {f"{SCORE}{name}": scores[:, c] for c, name in enumerate(names)}
             frames.append(pd.concat([frame, pd.DataFrame(columns)], axis=1))

@@ -32,6 +32,7 @@ from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
+from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.results import RESULT, Run
@@ -73,7 +74,7 @@ class Experiment:
     force: bool = False
 
 
-def fresh_encoder(backbone: Weights):  # type: ignore[no-untyped-def]
+def fresh_encoder(backbone: Weights) -> tuple[VisionTransformer, Normalise]:
     """A copy of the encoder and of how films are normalised for it, to be trained."""
     return copy.deepcopy(backbone.trunk), copy.deepcopy(backbone.normalise)
 
@@ -110,14 +111,14 @@ class Bench:
 
     def settings(self, config: Section) -> dict[str, Any]:
         """What a result says about its settings."""
-        one, model = self.experiment, self.backbones.first.config
-        chosen = {"seeds": list(one.seeds), "folds": one.folds, "network": self.backbones.first.network}
+        asked, model = self.experiment, self.backbones.first.config
+        chosen = {"seeds": list(asked.seeds), "folds": asked.folds, "network": self.backbones.first.network}
         architecture = {"encoder": model.encoder.model_dump(), "image": model.image.model_dump()}
         return {**chosen, **config.model_dump(exclude={"seed", "run"}), **architecture}
 
 
 def open_bench(experiment: Experiment, precision: str) -> Bench:
-    """Open weights and films; a size that does not fit is a sentence."""
+    """Open weights and films; a size that does not fit is refused."""
     accelerator = make_accelerator(precision, experiment.device)
     model = config_for(experiment.model, experiment.data) if experiment.model is not None else None
     backbones = WeightsBySeed(experiment.weights, experiment.seeds, model, experiment.network)
@@ -187,34 +188,34 @@ def complete_run(bench: Bench, task: Task, run: Run, fraction: float) -> Finishe
 
     Raises :class:`StoppedBySignal` when the training was asked to end. A collective call.
     """
-    one, accelerator = bench.experiment, bench.accelerator
-    folder, backbone = one.folders[fraction] / run.name, bench.backbones.of(run.seed)
+    asked, accelerator = bench.experiment, bench.accelerator
+    folder, backbone = asked.folders[fraction] / run.name, bench.backbones.of(run.seed)
     config = task.config.model_copy(update={"seed": run.seed})
     data = _run_data(bench, run, fraction, backbone)
-    found = _finished(folder, config, data, one.force, accelerator)
-    if found is None:
+    stored = _read_finished(folder, config, data, asked.force, accelerator)
+    if stored is None:
         model, objective = task.build(run, backbone)
         job = Job(model, objective, bench.films, run.rows["train"], run.rows["val"], config, data, folder)
-        learnt = learn(job, accelerator, one.resume and RunFolder(folder).exists, one.force)
+        learnt = learn(job, accelerator, asked.resume and RunFolder(folder).exists, asked.force)
         if learnt.signal:
             raise StoppedBySignal(learnt.signal, folder)
         answers, chosen = task.answer(model, objective, run, accelerator)
         summary = _summary(learnt, objective.metric, {"epoch": learnt.epoch, **chosen})
         _leave(folder, model, answers, summary, accelerator)
         if accelerator.is_main_process:
-            words = (folder, objective.metric, learnt.value, learnt.epoch, learnt.epochs)
-            logger.info("%s: best validation %s %.3f in epoch %d of %d", *words)
-        found = answers, summary
-    return Finished(run, found[0], found[1]["chosen"], backbone.hash)
+            facts = (folder, objective.metric, learnt.value, learnt.epoch, learnt.epochs)
+            logger.info("%s: best validation %s %.3f in epoch %d of %d", *facts)
+        stored = answers, summary
+    return Finished(run, stored[0], stored[1]["chosen"], backbone.hash)
 
 
 def _run_data(bench: Bench, run: Run, fraction: float, backbone: Weights) -> dict[str, Any]:
-    """What ``data.json`` of a run says: which films in which parts, and which weights it starts from."""
-    rows = [",".join(map(str, found)) for found in run.rows.values()]
+    """What ``data.json`` of a run says: which films in which subsets, and which weights it starts from."""
+    lists = [",".join(map(str, rows)) for rows in run.rows.values()]
     return {
         "source": bench.experiment.data.name,
-        "films": {part: len(found) for part, found in run.rows.items()},
-        "hash": sha256_text("\n".join([*bench.hashes, *rows])),
+        "films": {subset: len(rows) for subset, rows in run.rows.items()},
+        "hash": sha256_text("\n".join([*bench.hashes, *lists])),
         "split_hash": run.split.hash,
         "weights": bench.backbones.name,
         "weights_hash": backbone.hash,
@@ -223,7 +224,7 @@ def _run_data(bench: Bench, run: Run, fraction: float, backbone: Weights) -> dic
     }
 
 
-def _finished(
+def _read_finished(
     folder: Path, config: Section, data: Mapping[str, Any], force: bool, accelerator: Accelerator
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]] | None:
     """Answers and summary of a finished run, else None; one of other settings is refused or, by force, removed."""

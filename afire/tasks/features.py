@@ -1,15 +1,18 @@
-"""A network over many films without gradients, shared among processes; every process gets the answer for all films.
+"""Networks over many films without gradients: their outputs, features that are computed once, and files of features.
 
-Features of films, computed once: a cache keyed by what decides them (weights, films, pooling, size).
+:func:`predict` shares films among processes, and every process gets the outputs of all. Features are kept in a cache,
+keyed by what decides them: weights, films, pooling and size. :func:`write_features` writes them for other tools:
 
-Shapes: N films, L tokens, D width.
+- Parquet: the manifest's image, split, patient, normal and labels, and a column ``feature`` with a list of D numbers,
+  or of L * D numbers, token by token, when all tokens are asked for. Its metadata key ``afire.embed`` says how the
+  features were made and, for tokens, L and D.
+- npz: arrays ``image``, ``split``, ``patient``, ``features`` (N, D) or (N, L, D), and ``about``, the same JSON text.
 
-Features as a file for other tools: Parquet (a row for each film) or npz (arrays).
+Trivial features need no network and belong in every table, because a representation that does not beat them has not
+shown that it sees anatomy: ``metadata`` (width, height, area and aspect of the original file), ``area`` alone, because
+four facts may fit the training films better and new ones worse, and ``sharpness`` (variance of the Laplacian).
 
-Parquet: the manifest's image, split, patient, normal and labels, and a column ``feature`` with a list of D numbers,
-or with L * D numbers, token by token, when all tokens are asked for. Its metadata key ``afire.embed`` says how the
-features were made and, for tokens, L and D. npz: arrays ``image``, ``split``, ``patient``, ``features`` (N, D) or
-(N, L, D), and ``about``, the same JSON text.
+Shapes: N films, B films of a batch, L tokens, D width, S pixels a side.
 """
 
 from __future__ import annotations
@@ -24,13 +27,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afire._version import __version__
-from afire.data.manifest import LABEL_PREFIX
+from afire.data.decode import film_shape
+from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest
 from afire.data.pack import DecodedFilms, Films, PackedFilms
 from afire.errors import UserError
 from afire.files import sha256_text, write_atomic
@@ -38,11 +44,21 @@ from afire.nn import distributed
 from afire.progress import progress
 from afire.weights import Weights
 
+Pooling = Literal["mean", "class", "tokens"]
 PREDICT_BATCH = 128
+FEATURE_BATCH = 64
+METADATA_KEY = b"afire.embed"
+TRIVIAL = {"metadata": "metadata only", "area": "original area only", "sharpness": "sharpness only"}
+_CACHE_VERSION = 1  # raise it when the same weights and films give other features
+_AREA = 2  # column of the area in the size features
+_SIDES = (f"{META_PREFIX}orig_width", f"{META_PREFIX}orig_height")
+_LAPLACIAN = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]]).view(1, 1, 3, 3)
+
+logger = logging.getLogger("afire")
 
 
 def to_device(films: Films, raw: Tensor, device: torch.device) -> Tensor:
-    """Films as a loader hands them over (stored numbers or floats) to float32 (B, 1, S, S) in [0,1] on ``device``."""
+    """Films as a loader hands them over (stored numbers or floats) -> images (B, 1, S, S) in [0, 1] on ``device``."""
     moved = raw.to(device, non_blocking=True)
     return films.to_unit(moved) if isinstance(films, PackedFilms) else moved
 
@@ -69,8 +85,8 @@ def predict(
     model.train(was_training)
     gathered = distributed.gather(torch.cat(kept).to(accelerator.device)).cpu().numpy()
     in_order = gathered.reshape(world, share, *gathered.shape[1:]).swapaxes(0, 1)
-    found: NDArray[np.generic] = in_order.reshape(world * share, *gathered.shape[1:])[: len(rows)]
-    return found
+    outputs: NDArray[np.generic] = in_order.reshape(world * share, *gathered.shape[1:])[: len(rows)]
+    return outputs
 
 
 def _outputs(
@@ -82,13 +98,6 @@ def _outputs(
         with accelerator.autocast():
             outputs = model(to_device(films, raw, accelerator.device))
         yield outputs.float(), batch
-
-
-Pooling = Literal["mean", "class", "tokens"]
-FEATURE_BATCH = 64
-_VERSION = 1  # raise it when the same weights and films give other features
-
-logger = logging.getLogger("afire")
 
 
 def default_cache() -> Path:
@@ -129,9 +138,9 @@ def film_features(
     known_rows, known = _read(file)
     missing = np.setdiff1d(rows, known_rows)
     if len(missing):
-        found = _compute(backbone, films, missing, pooling, device)
+        new = _compute(backbone, films, missing, pooling, device)
         known_rows = np.concatenate([known_rows, missing])
-        known = np.concatenate([known, found]) if len(known) else found
+        known = np.concatenate([known, new]) if len(known) else new
         write_atomic(file, lambda path: np.savez(path, rows=known_rows, features=known))
     else:
         logger.info("features of %s films from the cache", f"{len(rows):,}")
@@ -157,7 +166,7 @@ def feature_batches(
 
 
 def check_size(backbone: Weights, films: Films) -> None:
-    """Films must be whole patches; another size than the training's is allowed and said."""
+    """Films must be whole patches; another size than that of the training is allowed, with a warning."""
     patch, trained = backbone.config.encoder.patch_size, backbone.config.image.size
     if films.size % patch:
         raise UserError(
@@ -184,12 +193,12 @@ def _pool(tokens: Tensor, pooling: Pooling) -> Tensor:
 def _key(backbone: Weights, films: Films, pooling: Pooling) -> str:
     image = backbone.config.image
     heads = backbone.config.encoder.heads  # leaves no trace in the shapes of the tensors
-    parts = (_VERSION, backbone.hash, heads, image.normalise, image.channels, films.size, pooling)
-    return sha256_text(" ".join(map(str, (*parts, data_content_hash(films)))))
+    facts = (_CACHE_VERSION, backbone.hash, heads, image.normalise, image.channels, films.size, pooling)
+    return sha256_text(" ".join(map(str, (*facts, data_content_hash(films)))))
 
 
 def _read(file: Path) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """What the cache has; a torn file is the same as none."""
+    """What the cache has; a truncated file is the same as none."""
     nothing = np.empty(0, np.int64), np.empty((0, 0), np.float32)
     if not file.exists():
         return nothing
@@ -202,9 +211,6 @@ def _read(file: Path) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         logger.warning("the cached features %s cannot be read (%s) and are computed again", file.name, error)
         return nothing
-
-
-METADATA_KEY = b"afire.embed"
 
 
 def write_features(
@@ -262,8 +268,8 @@ def _write_parquet(
     with pq.ParquetWriter(path, schema) as writer:
         for batch in batches:
             column = pa.FixedSizeListArray.from_arrays(pa.array(batch.reshape(-1)), length)
-            part = facts.slice(done, len(batch)).append_column(field, column)
-            writer.write_table(part.replace_schema_metadata(schema.metadata))
+            block = facts.slice(done, len(batch)).append_column(field, column)
+            writer.write_table(block.replace_schema_metadata(schema.metadata))
             done += len(batch)
 
 
@@ -283,3 +289,56 @@ def _write_npz(
     table = films.manifest.table.iloc[rows]
     texts = {name: table[name].to_numpy().astype(str) for name in ("image", "split", "patient")}
     np.savez(path, allow_pickle=False, features=features, about=np.array(json.dumps(about)), **texts)
+
+
+def trivial_features(kind: str, films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Features (len(rows), 4) of the file's size, (len(rows), 1) of its area or of sharpness."""
+    if kind == "sharpness":
+        return sharpness(films, rows)
+    sizes = size_features(films.manifest, rows)
+    return sizes if kind == "metadata" else sizes[:, _AREA : _AREA + 1]
+
+
+def trivial_hash(kind: str) -> str:
+    """Stands where other results quote the hash of their weights."""
+    return sha256_text(f"afire trivial features: {kind}, version 1")
+
+
+def size_features(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Width, height, area and aspect of the original files, (len(rows), 4); an unknown size is the median one."""
+    if set(_SIDES) <= set(manifest.table.columns):
+        sides = manifest.table.iloc[rows][list(_SIDES)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
+    else:
+        sides = np.array([_stored_size(manifest, int(row)) for row in rows], np.float64)
+    if np.isnan(sides).all():
+        raise UserError("no film has an original size; the metadata row needs meta:orig_width and meta:orig_height.")
+    sides = np.where(np.isnan(sides), np.nanmedian(sides, axis=0), sides)
+    width, height = sides.T
+    return np.stack([width, height, width * height, width / height], axis=1).astype(np.float32)
+
+
+def _stored_size(manifest: Manifest, row: int) -> tuple[float, float]:
+    """Width and height of the upright film from the file's header, without decoding it."""
+    path = manifest.path(row)
+    shape = film_shape(path)
+    if shape is None:
+        raise UserError(
+            f"the size of {path} cannot be read; give the manifest the columns meta:orig_width and meta:orig_height."
+        )
+    return float(shape[1]), float(shape[0])
+
+
+def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Variance of the Laplacian of each film at the size it has here, (len(rows), 1)."""
+    values = []
+    with progress("sharpness", len(rows), "films") as bar:
+        for start in range(0, len(rows), FEATURE_BATCH):
+            batch = rows[start : start + FEATURE_BATCH]
+            values.append(laplacian_variance(films.batch(batch)))
+            bar.advance(len(batch))
+    return torch.cat(values).unsqueeze(1).numpy()
+
+
+def laplacian_variance(images: Tensor) -> Tensor:
+    """(B, 1, S, S) -> (B,), over the pixels that have four neighbours."""
+    return F.conv2d(images, _LAPLACIAN.to(images)).flatten(1).var(dim=1, correction=0)

@@ -1,16 +1,14 @@
-"""Which labels a task is about, and whether its parts can teach and test them. N films, C labels.
+"""Fine-tuning: all weights of an encoder and a linear layer on the mean of its image tokens, for one or many findings.
 
-Fine-tuning: all weights of an encoder and a linear layer on the mean of its image tokens, for one or many findings.
+:func:`run_finetune` trains and tests; :func:`load_classifier` reads a trained classifier back from its result folder,
+with the films it was tested on. A label that is not known (NaN) takes no part in the loss.
 
-Shapes: B films, C labels, D width. A label that is not known (NaN) takes no part in the loss.
-
-A fine-tuned classifier read back from its result folder, with the films it was tested on.
+Shapes: N films of the manifest, B films of a batch, C labels, D width, S pixels a side.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afire.config import EncoderConfig, ImageConfig, validate
-from afire.data.manifest import LABEL_PREFIX, Manifest
+from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, classification_result, evaluate
-from afire.tasks.experiment import MODEL, Experiment, claim_folders, complete_run, fresh_encoder, open_bench
+from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
+from afire.tasks.experiment import MODEL, Experiment, Finished, claim_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.results import RESULT, Result, Run, find_results, plan_runs, read_predictions, read_result
 from afire.tasks.settings import FinetuneConfig
@@ -38,76 +36,13 @@ from afire.tasks.supervised import Objective, Rows
 from afire.weights import Weights
 from afire.weights.files import read_tensors, tensor_hash
 
-ABNORMAL = "abnormal"
-
-
-def task_labels(manifest: Manifest, labels: Sequence[str] | None = None) -> tuple[list[str], NDArray[np.float64]]:
-    """Names (C) and truth (N, C) with NaN for unknown. ``abnormal`` is 1 - normal.
-
-    Without ``labels``: all findings of the manifest, or ``abnormal`` where it has none.
-    """
-    names = list(labels) if labels else (manifest.labels or [ABNORMAL])
-    if len(set(names)) < len(names):
-        raise UserError(f"--labels names {next(n for n in names if names.count(n) > 1)!r} more than once.")
-    return names, np.stack([_column(manifest, name) for name in names], axis=1)
-
-
-def _column(manifest: Manifest, name: str) -> NDArray[np.float64]:
-    if LABEL_PREFIX + name in manifest.table:
-        values = manifest.table[LABEL_PREFIX + name].to_numpy(np.float64)
-    elif name == ABNORMAL:
-        values = 1 - manifest.table["normal"].to_numpy(np.float64)
-    else:
-        known = [*manifest.labels, ABNORMAL]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"the manifest has no label {name!r}{hint} (it has {', '.join(known)}).")
-    if np.isnan(values).all():
-        columns = ["normal", *(LABEL_PREFIX + label for label in manifest.labels)]
-        if manifest.table[columns].notna().any(axis=None):
-            raise UserError(f"no film has a value for label {name}; choose other labels with --labels.")
-        raise UserError(
-            "these films have no labels, and this task needs some; build the manifest from class folders or a table "
-            "(`afire data build classes`, `afire data build csv`)."
-        )
-    return values
-
-
-def check_classes(
-    names: Sequence[str], truth_NC: NDArray[np.float64], parts: Mapping[str, NDArray[np.int64]]
-) -> list[str]:
-    """Sentences about labels with one class only in a part; refused when no label has both classes in every part.
-
-    ``parts`` maps train, val and test to rows. A label that fails in train cannot be learnt, one that fails in val has
-    no threshold of its own, and one that fails in test has no metrics: it is left out of the mean.
-    """
-    failing = {name: _one_class(truth_NC[:, c], parts) for c, name in enumerate(names)}
-    sentences = [f"label {name} has {words}" for name, words in failing.items() if words]
-    if len(sentences) == len(names):
-        more = f" (and {len(names) - 1} more labels)" if len(names) > 1 else ""
-        raise UserError(
-            f"{sentences[0]}{more}; films with and without the finding are needed in every part: "
-            "choose other labels, a larger fraction or another split."
-        )
-    return sentences
-
-
-def _one_class(truth_N: NDArray[np.float64], parts: Mapping[str, NDArray[np.int64]]) -> str:
-    words = []
-    for part, rows in parts.items():
-        positives, negatives = int((truth_N[rows] == 1).sum()), int((truth_N[rows] == 0).sum())
-        if positives == 0 or negatives == 0:
-            words.append(f"{positives:,} positive and {negatives:,} negative films in {part}")
-    return ", ".join(words)
-
-
 _BOOTSTRAP_SEED = 0
 _HEAD_STD = 0.01
 Floats = NDArray[np.float64]
 
 
 class Classifier(nn.Module):
-    """Films (B, 1, S, S) in [0,1] -> logits (B, C)."""
+    """Images (B, 1, S, S) in [0, 1] -> logits (B, C)."""
 
     def __init__(
         self, encoder: VisionTransformer, normalise: Normalise, prior_C: Floats, generator: torch.Generator
@@ -120,9 +55,9 @@ class Classifier(nn.Module):
         with torch.no_grad():
             self.head.bias.copy_(torch.logit(torch.from_numpy(prior_C), eps=1e-3))
 
-    def forward(self, films: Tensor, depth: Tensor | None = None) -> Tensor:
-        """Films (B, 1, H, W) in [0, 1] -> logits (B, labels)."""
-        tokens = self.encoder(self.normalise(films), depth)
+    def forward(self, images: Tensor, depth: Tensor | None = None) -> Tensor:
+        """Images (B, 1, H, W) in [0, 1] -> logits (B, C); ``depth`` are the draws of stochastic depth."""
+        tokens = self.encoder(self.normalise(images), depth)
         logits: Tensor = self.head(tokens[:, 1:].mean(dim=1))
         return logits
 
@@ -192,16 +127,18 @@ class Finetuning:
         train = run.rows["train"]
         objective = LabelObjective(self.truth, train, self.config)
         encoder, normalise = fresh_encoder(backbone)
-        return Classifier(
-            encoder, normalise, objective.prior(train), torch.Generator().manual_seed(run.seed)
-        ), objective
+        generator = torch.Generator().manual_seed(run.seed)
+        return Classifier(encoder, normalise, objective.prior(train), generator), objective
 
     def answer(
         self, model: nn.Module, objective: Objective, run: Run, accelerator: Accelerator
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Probabilities (films of the part, C)."""
-        parts = ("val", "test")
-        return {part: predict(model, self.films, run.rows[part], accelerator, objective.keep) for part in parts}, {}
+        """Probabilities (films of the subset, C) for val and test; there is nothing to choose."""
+        answers = {
+            subset: predict(model, self.films, run.rows[subset], accelerator, objective.keep)
+            for subset in ("val", "test")
+        }
+        return answers, {}
 
 
 def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tuple[float, Result, pd.DataFrame]]:
@@ -212,7 +149,7 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
     # All plans first: a split or a label that cannot work ends the command before the first run.
     plans = {fraction: _plan(experiment, manifest, fraction, truth) for fraction in experiment.folders}
     notes = {
-        fraction: [f"{run.name}: {words}" for run in runs for words in check_classes(names, truth, run.rows)]
+        fraction: [f"{run.name}: {note}" for run in runs for note in check_classes(names, truth, run.rows)]
         for fraction, runs in plans.items()
     }
     seen, seen_notes = bench.seen(next(iter(plans.values())))  # the test films are those of every fraction
@@ -220,19 +157,9 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
     task = Finetuning(films, truth, config)
     for fraction, runs in plans.items():
         finished = [complete_run(bench, task, run, fraction) for run in runs]
-        outcomes = [
-            Scores(
-                one.run,
-                one.answers["val"].astype(float),
-                one.answers["test"].astype(float),
-                one.weights_hash,
-                one.chosen,
-            )
-            for one in finished
-        ]
-        evaluation = evaluate(
-            manifest, names, truth, outcomes, np.random.default_rng(_BOOTSTRAP_SEED), config.bootstrap
-        )
+        outcomes = [_scores(run) for run in finished]
+        generator = np.random.default_rng(_BOOTSTRAP_SEED)
+        evaluation = evaluate(manifest, names, truth, outcomes, generator, config.bootstrap)
         result = classification_result(
             evaluation,
             task="finetune",
@@ -250,6 +177,11 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
             seen=seen,
         )
         yield fraction, result, evaluation.predictions
+
+
+def _scores(finished: Finished) -> Scores:
+    val, test = (finished.answers[subset].astype(np.float64) for subset in ("val", "test"))
+    return Scores(finished.run, val, test, finished.weights_hash, finished.chosen)
 
 
 def _plan(experiment: Experiment, manifest: Manifest, fraction: float, truth: Floats) -> list[Run]:
@@ -287,7 +219,7 @@ def load_classifier(path: Path, run: str | None = None) -> TrainedClassifier:
     result = read_result(folder)
     if result.task != "finetune":
         raise UserError(f"{folder} is the result of {result.task}, not of a fine-tuning; give one of `afire finetune`.")
-    names = [one.name for one in result.runs]
+    names = [each.name for each in result.runs]
     run = run or names[0]
     if run not in names:
         raise UserError(f"{folder} has no run {run}; its runs are {', '.join(names)}.")
@@ -305,10 +237,11 @@ def _result_folder(path: Path, run: str | None) -> tuple[Path, str | None]:
         raise UserError(f"{path} does not exist; give the folder of a result of `afire finetune`.")
     if not (path / RESULT).exists() and (path / MODEL).exists() and (path.parent / RESULT).exists():
         return path.parent, run or path.name
-    found = find_results(path)
-    if len(found) > 1:
-        raise UserError(f"{path} holds {len(found)} results ({found[0].name}, {found[1].name}, ...); give one of them.")
-    return found[0], run
+    folders = find_results(path)
+    if len(folders) > 1:
+        names = f"{folders[0].name}, {folders[1].name}, ..."
+        raise UserError(f"{path} holds {len(folders)} results ({names}); give one of them.")
+    return folders[0], run
 
 
 def _build(result: Result, file: Path) -> Classifier:

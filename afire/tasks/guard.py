@@ -1,4 +1,4 @@
-"""Films that are not new: leaks between the subsets of a task stop it, and test films that pre-training saw are told.
+"""Films that are not new: leaks between the subsets of a task stop it; test films that pre-training saw are reported.
 
 A leak is one patient, or one and the same film, in two subsets. Pre-training sees films without their labels but, as it
 takes normal ones only, it sees one class: test films among them are told apart from the others by being familiar.

@@ -1,10 +1,9 @@
-"""Masks of films at the size of the films, from mask images or run-length codes; one bit a pixel in memory.
+"""Masks of films at the size of the films: read from images or run-length codes, kept as bits, made from probabilities.
 
-Shapes: N films of the manifest, K films with a mask, B films of a batch, S pixels a side.
+:class:`Masks` holds one bit a pixel. :func:`choose` finds on validation films which threshold turns probabilities into
+a mask, and how small a connected component of it may be.
 
-From probabilities to masks: which threshold, and how small a connected piece may be.
-
-Shapes: B films, S pixels a side, T thresholds, A areas.
+Shapes: N films of the manifest, K films with a mask, B films of a batch, S pixels a side, T thresholds, A areas.
 """
 
 from __future__ import annotations
@@ -28,9 +27,10 @@ from afire.errors import UserError
 from afire.progress import track
 from afire.tasks.settings import MaskConfig
 
+Floats = NDArray[np.float64]
+By = Literal["all", "both"]
 AUTO = ("mask", "rle")
 _PROPORTIONS = 0.02  # by which those of film and mask may differ: sides are rounded when films are resized
-
 _ONES_IN_BYTE = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 logger = logging.getLogger("afire")
@@ -75,17 +75,17 @@ def mask_cells(manifest: Manifest, config: MaskConfig) -> tuple[str, list[str | 
     else:
         cells = table[_find_column(manifest, config.column)].astype(str)
     # A NaN in a column of numbers has become "nan" by now, and means nothing.
-    found: list[str | None] = [cell if cell not in ("", "nan") else None for cell in cells]
+    masks: list[str | None] = [cell if cell not in ("", "nan") else None for cell in cells]
     if config.normal_is_empty:
         normal = (table["normal"] == 1).tolist()
-        found = ["" if cell is None and well else cell for cell, well in zip(found, normal, strict=True)]
-    if all(cell is None for cell in found):
+        masks = ["" if mask is None and is_normal else mask for mask, is_normal in zip(masks, normal, strict=True)]
+    if all(mask is None for mask in masks):
         raise UserError(
             f"no film has a mask in column {config.column if config.column != 'auto' else ' or '.join(AUTO)}; "
             "choose the column with --mask-column."
         )
     own = config.column in ("auto", *AUTO)
-    return str(manifest.info.get("mask", "mask")) if own else config.column.removeprefix(META_PREFIX), found
+    return str(manifest.info.get("mask", "mask")) if own else config.column.removeprefix(META_PREFIX), masks
 
 
 def _find_column(manifest: Manifest, name: str) -> str:
@@ -132,17 +132,11 @@ def _read_cell(manifest: Manifest, cell: str, row: int) -> NDArray[np.bool_]:
 def _check_size(mask: tuple[int, ...], film: tuple[int, int], image: str, config: MaskConfig) -> None:
     if mask == film:
         return
-    words = f"the mask of {image} is {mask[0]} x {mask[1]} pixels, but the film is {film[0]} x {film[1]}"
+    sizes = f"the mask of {image} is {mask[0]} x {mask[1]} pixels, but the film is {film[0]} x {film[1]}"
     if config.size == "same":
-        raise UserError(f"{words}; if it was drawn on another size of the same film, add --set masks.size=scaled.")
+        raise UserError(f"{sizes}; if it was drawn on another size of the same film, add --set masks.size=scaled.")
     if abs(mask[0] * film[1] / (mask[1] * film[0]) - 1) > _PROPORTIONS:
-        raise UserError(f"{words}, which are other proportions: it is not a mask of this film.")
-
-
-Floats = NDArray[np.float64]
-
-
-By = Literal["all", "both"]
+        raise UserError(f"{sizes}, which are other proportions: it is not a mask of this film.")
 
 
 @dataclass(frozen=True)
@@ -177,21 +171,21 @@ def choose(
     return Choice(round(thresholds[t], 6), least[a], float(value_TA[t, a]))
 
 
-def piece_sizes(inside: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Pixels of each connected piece of ``inside`` (S, S), and how many of them lie in ``truth``."""
-    pieces, _ = label(inside)
-    areas = np.bincount(pieces.ravel())[1:].astype(np.float64)
-    return areas, np.bincount(pieces.ravel(), truth.ravel())[1:].astype(np.float64)
+def component_sizes(inside: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Pixels of each connected component of ``inside`` (S, S), and how many of them lie in ``truth``."""
+    components, _ = label(inside)
+    areas = np.bincount(components.ravel())[1:].astype(np.float64)
+    return areas, np.bincount(components.ravel(), truth.ravel())[1:].astype(np.float64)
 
 
-def without_small_pieces(masks: NDArray[np.bool_], least: float) -> NDArray[np.bool_]:
-    """Masks (B, S, S) without connected pieces of fewer than ``least`` pixels."""
+def without_small_components(masks: NDArray[np.bool_], least: float) -> NDArray[np.bool_]:
+    """Masks (B, S, S) without connected components of fewer than ``least`` pixels."""
     if least <= 0:
         return masks
     kept = np.zeros_like(masks)
     for number, mask in enumerate(masks):
-        pieces, _ = label(mask)
-        large = np.bincount(pieces.ravel()) >= least
+        components, _ = label(mask)
+        large = np.bincount(components.ravel()) >= least
         large[0] = False  # what lies outside
-        kept[number] = large[pieces]
+        kept[number] = large[components]
     return kept

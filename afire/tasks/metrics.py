@@ -2,12 +2,6 @@
 
 Shapes: N films, C labels, B bootstrap draws. A truth is 1, 0 or NaN (unknown: the film does not count for that label).
 Every metric is written for weighted films, so that a bootstrap draw is a row of weights and not a copy of the data.
-
-Rows every table should carry: what the labels can be guessed from without looking at what a film shows.
-
-``metadata``: width, height, area and aspect of the original file; ``area``: its area alone, because four facts may fit
-the training films better and new ones worse. ``sharpness``: the variance of the Laplacian. A representation that does
-not beat them has not shown that it sees anatomy.
 """
 
 from __future__ import annotations
@@ -16,23 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
-import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
-
-from afire.data.decode import film_shape
-from afire.data.manifest import META_PREFIX, Manifest
-from afire.data.pack import Films
-from afire.errors import UserError
-from afire.files import sha256_text
-from afire.progress import progress
-from afire.tasks.features import FEATURE_BATCH
 
 Floats = NDArray[np.float64]
 METRICS = ("auc", "average_precision", "accuracy", "f1")
 DRAWS = 1000
-_CELLS_AT_ONCE = 4_000_000  # of a draws x films matrix, to bound memory on large sets
+_ENTRIES_AT_ONCE = 4_000_000  # of a draws x films matrix, to bound memory on large sets
 
 
 def auc(scores_N: Floats, truth_N: Floats) -> float:
@@ -91,8 +74,8 @@ def best_threshold(scores_N: Floats, truth_N: Floats) -> float:
         return 0.5
     order = np.argsort(-scores, kind="stable")
     ends = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])  # the last film of each distinct score
-    found, called = np.cumsum(positive[order])[ends], ends + 1
-    best = int(np.argmax(2 * found / (called + positive.sum())))
+    hits, called = np.cumsum(positive[order])[ends], ends + 1
+    best = int(np.argmax(2 * hits / (called + positive.sum())))
     here = scores[order][ends[best]]
     return float((here + scores[order][ends[best + 1]]) / 2) if best + 1 < len(ends) else float(here)
 
@@ -111,16 +94,16 @@ def metric_values(
     for label, threshold in enumerate(thresholds_C):
         known = ~np.isnan(truth_NC[:, label])
         of_known = weights if known.all() else weights[:, known]
-        found = _label_values(scores_NC[known, label], truth_NC[known, label] == 1, float(threshold), of_known)
+        values = _label_values(scores_NC[known, label], truth_NC[known, label] == 1, float(threshold), of_known)
         for name in METRICS:
-            columns[name].append(found[name])
-    return {name: np.stack(values, axis=1) for name, values in columns.items()}
+            columns[name].append(values[name])
+    return {name: np.stack(column, axis=1) for name, column in columns.items()}
 
 
 def _label_values(scores: Floats, positive: NDArray[np.bool_], threshold: float, weights: Floats) -> dict[str, Floats]:
-    nothing = np.full(len(weights), np.nan)
+    undefined = np.full(len(weights), np.nan)
     if len(scores) == 0:
-        return dict.fromkeys(METRICS, nothing)
+        return dict.fromkeys(METRICS, undefined)
     predicted = scores >= threshold
     positives, negatives = weights @ positive, weights @ ~positive
     both = (positives > 0) & (negatives > 0)
@@ -130,8 +113,8 @@ def _label_values(scores: Floats, positive: NDArray[np.bool_], threshold: float,
     return {
         "auc": area,
         "average_precision": precision,
-        "accuracy": np.divide(right, positives + negatives, out=nothing.copy(), where=both),
-        "f1": np.divide(2 * hits, called + positives, out=nothing.copy(), where=both),
+        "accuracy": np.divide(right, positives + negatives, out=undefined.copy(), where=both),
+        "f1": np.divide(2 * hits, called + positives, out=undefined.copy(), where=both),
     }
 
 
@@ -151,7 +134,7 @@ def patient_draws(
     ``films`` is how many films a caller will spread a row of weights over, where that is more than N.
     """
     names, patient = np.unique(np.asarray(patients_N).astype(str), return_inverse=True)
-    at_once = max(1, _CELLS_AT_ONCE // max(len(patient), films, 1))
+    at_once = max(1, _ENTRIES_AT_ONCE // max(len(patient), films, 1))
     for start in range(0, draws, at_once):
         block = min(at_once, draws - start)
         drawn = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)
@@ -214,9 +197,9 @@ def t_test(first: Sequence[float], second: Sequence[float], equal_variance: bool
     from scipy.special import stdtr
 
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    nothing = TTest(float("nan"), float("nan"), float("nan"))
+    undefined = TTest(float("nan"), float("nan"), float("nan"))
     if min(len(a), len(b)) < 2:
-        return nothing
+        return undefined
     share_a, share_b = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
     degrees = float(len(a) + len(b) - 2)
     if equal_variance:
@@ -226,7 +209,7 @@ def t_test(first: Sequence[float], second: Sequence[float], equal_variance: bool
         squared = share_a + share_b
     # Runs that repeat one deterministic number differ only by rounding; that is no spread to test against.
     if squared <= 1e-24:
-        return nothing
+        return undefined
     if not equal_variance:
         degrees = float(squared**2 / (share_a**2 / (len(a) - 1) + share_b**2 / (len(b) - 1)))
     t = float((a.mean() - b.mean()) / np.sqrt(squared))
@@ -259,62 +242,3 @@ def _ranking(scores_N: Floats, truth_N: Floats) -> tuple[float, float]:
         return float("nan"), float("nan")
     area, precision = ranking_values(scores_N[known], truth_N[known] == 1, np.ones((1, int(known.sum()))))
     return float(area[0]), float(precision[0])
-
-
-TRIVIAL = {"metadata": "metadata only", "area": "original area only", "sharpness": "sharpness only"}
-_AREA = 2  # column of the area in the size features
-_SIDES = (f"{META_PREFIX}orig_width", f"{META_PREFIX}orig_height")
-_LAPLACIAN = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]]).view(1, 1, 3, 3)
-
-
-def trivial_features(kind: str, films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Features (len(rows), 4) of the file's size, (len(rows), 1) of its area or of sharpness."""
-    if kind == "sharpness":
-        return sharpness(films, rows)
-    sizes = size_features(films.manifest, rows)
-    return sizes if kind == "metadata" else sizes[:, _AREA : _AREA + 1]
-
-
-def trivial_hash(kind: str) -> str:
-    """Stands where other results quote the hash of their weights."""
-    return sha256_text(f"afire trivial features: {kind}, version 1")
-
-
-def size_features(manifest: Manifest, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Width, height, area and aspect of the original files, (len(rows), 4); an unknown size is the median one."""
-    if set(_SIDES) <= set(manifest.table.columns):
-        sides = manifest.table.iloc[rows][list(_SIDES)].apply(pd.to_numeric, errors="coerce").to_numpy(np.float64)
-    else:
-        sides = np.array([_stored_size(manifest, int(row)) for row in rows], np.float64)
-    if np.isnan(sides).all():
-        raise UserError("no film has an original size; the metadata row needs meta:orig_width and meta:orig_height.")
-    sides = np.where(np.isnan(sides), np.nanmedian(sides, axis=0), sides)
-    width, height = sides.T
-    return np.stack([width, height, width * height, width / height], axis=1).astype(np.float32)
-
-
-def _stored_size(manifest: Manifest, row: int) -> tuple[float, float]:
-    """Width and height of the upright film from the file's header, without decoding it."""
-    path = manifest.path(row)
-    shape = film_shape(path)
-    if shape is None:
-        raise UserError(
-            f"the size of {path} cannot be read; give the manifest the columns meta:orig_width and meta:orig_height."
-        )
-    return float(shape[1]), float(shape[0])
-
-
-def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Variance of the Laplacian of each film at the size it has here, (len(rows), 1)."""
-    values = []
-    with progress("sharpness", len(rows), "films") as bar:
-        for start in range(0, len(rows), FEATURE_BATCH):
-            batch = rows[start : start + FEATURE_BATCH]
-            values.append(laplacian_variance(films.batch(batch)))
-            bar.advance(len(batch))
-    return torch.cat(values).unsqueeze(1).numpy()
-
-
-def laplacian_variance(films: torch.Tensor) -> torch.Tensor:
-    """(B, 1, S, S) -> (B,), over the pixels that have four neighbours."""
-    return F.conv2d(films, _LAPLACIAN.to(films)).flatten(1).var(dim=1, correction=0)

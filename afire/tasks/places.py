@@ -29,9 +29,8 @@ from afire.methods.afire import AFiRe
 from afire.methods.equations import sinkhorn
 from afire.nn.vit import Grid, patchify
 from afire.progress import progress
-from afire.tasks.evaluate import bootstrap_means
+from afire.tasks.evaluate import bootstrap_means, task_labels
 from afire.tasks.figure_data import Rows
-from afire.tasks.finetune import task_labels
 from afire.tasks.results import Estimate, estimate
 
 Floats = NDArray[np.float64]

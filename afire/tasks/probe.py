@@ -1,9 +1,9 @@
 """Probes on fixed features: logistic regression and nearest neighbours, for one label or many.
 
-Everything is chosen on validation (C, k, thresholds), nothing is refitted afterwards, and the test films are scored
-once. Shapes: N films, D features, C labels; a truth is 1, 0 or NaN (unknown: left out for that label).
+:func:`run_probe` goes from weights and films to results, for one or several label fractions. Everything is chosen on
+validation (C, k, thresholds), nothing is refitted afterwards, and the test films are scored once.
 
-A whole probe: weights and films to results, for one or several label fractions.
+Shapes: N films, M queries, D features, C labels; a truth is 1, 0 or NaN (unknown: left out for that label).
 """
 
 from __future__ import annotations
@@ -26,195 +26,29 @@ from afire.data.keys import Seen
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, classification_result, evaluate
-from afire.tasks.features import data_content_hash, film_features
-from afire.tasks.finetune import check_classes, task_labels
+from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
+from afire.tasks.features import TRIVIAL, data_content_hash, film_features, trivial_features, trivial_hash
 from afire.tasks.guard import seen_in_pretraining
-from afire.tasks.metrics import TRIVIAL, trivial_features, trivial_hash
 from afire.tasks.results import Result, Run, plan_runs
 from afire.weights import WeightsBySeed, pick_device
 
 Floats = NDArray[np.float64]
 Method = Literal["linear", "knn"]
+Subsets = Mapping[str, tuple[NDArray[np.float32], Floats]]  # train, val, test: features (N, D) and truth (N, C)
 GRID_C = tuple(10.0**power for power in range(-5, 3))
 GRID_K = (5, 10, 20, 50)
 _TEMPERATURE = 0.07  # of the neighbours' votes, exp(cosine / temperature)
 _MOST_ITERATIONS = 2000
 _ROWS_AT_ONCE = 1024
+_BOOTSTRAP_SEED = 0
+_METHOD_NAMES = {"linear": "linear", "knn": "k-NN"}
 
 logger = logging.getLogger("afire")
 
 
 @dataclass(frozen=True)
-class Probed:
-    """Scores (films, C) on val and test, what was chosen on validation, and remarks."""
-
-    val: Floats
-    test: Floats
-    chosen: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the features of a run come from: all films of the manifest that any run uses, by row."""
-
-    features: Callable[[Run], NDArray[np.float32]]  # (rows of the manifest, D); rows that no run uses may hold anything
-    weights_hash: Callable[[Run], str]
-
-
-def probe_runs(source: Source, truth: Floats, runs: Sequence[Run], method: Method) -> tuple[list[Scores], list[str]]:
-    """Probe every run; the scores of each, and remarks about all."""
-    outcomes: list[Scores] = []
-    notes: list[str] = []
-    for run in runs:
-        features = source.features(run)
-        parts = {part: (features[rows], truth[rows]) for part, rows in run.rows.items()}
-        probed = PROBES[method](parts)
-        logger.info("%s: %s", run.name, ", ".join(f"{name} {value:.4g}" for name, value in probed.chosen.items()))
-        outcomes.append(Scores(run, probed.val, probed.test, source.weights_hash(run), probed.chosen))
-        notes += [f"{run.name}: {note}" for note in probed.notes]
-    return outcomes, notes
-
-
-Parts = Mapping[str, tuple[NDArray[np.float32], Floats]]
-
-
-def linear_probe(parts: Parts) -> Probed:
-    """Standardised logistic regression, one label against the rest; one C for all labels, by mean validation AUC.
-
-    Of equal C's the smallest is taken: the more regular answer.
-    """
-    train, val, test = _standardised(parts)
-    truth_train, truth_val = parts["train"][1], parts["val"][1]
-    models = [_Logistic(train[known], truth[known]) for truth, known in _known_columns(truth_train)]
-    best: tuple[float, float, Floats, Floats] | None = None
-    stopped: list[float] = []
-    for c in GRID_C:
-        converged = [model.fit(c) for model in models]
-        stopped += [] if all(converged) else [c]
-        scores = np.stack([model.scores(val) for model in models], axis=1)
-        value = _mean_auc(scores, truth_val)
-        if best is None or value > best[0]:
-            best = value, c, scores, np.stack([model.scores(test) for model in models], axis=1)
-    assert best is not None
-    value, c, scores_val, scores_test = best
-    notes = [f"logistic regression with C {c:g} stopped before it converged"] if c in stopped else []
-    return Probed(scores_val, scores_test, {"C": c, "val_auc": value}, notes)
-
-
-def knn_probe(parts: Parts) -> Probed:
-    """Votes of the k most similar training films (cosine of standardised features); k by mean validation AUC."""
-    train, val, test = (_unit_rows(features) for features in _standardised(parts))
-    truth_train, truth_val = parts["train"][1], parts["val"][1]
-    possible = [k for k in GRID_K if k <= len(train)] or [len(train)]
-    votes_val = knn_scores(train, truth_train, val, possible)
-    values = {k: _mean_auc(votes_val[k], truth_val) for k in possible}
-    # Of equal k's the largest: more voters, less noise.
-    k = max(possible, key=lambda one: (values[one], one))
-    votes_test = knn_scores(train, truth_train, test, [k])
-    return Probed(votes_val[k], votes_test[k], {"k": k, "val_auc": values[k]})
-
-
-PROBES: dict[Method, Callable[[Parts], Probed]] = {"linear": linear_probe, "knn": knn_probe}
-
-
-def knn_scores(train_ND: Floats, truth_NC: Floats, queries_MD: Floats, ks: Sequence[int]) -> dict[int, Floats]:
-    """For each k the votes (M, C) of the k nearest training films; rows are unit vectors.
-
-    A neighbour votes with weight exp(cosine / 0.07) where its label is known; where none is, the label's share in
-    training answers.
-    """
-    most = max(ks)
-    found: dict[int, list[Floats]] = {k: [] for k in ks}
-    known = ~np.isnan(truth_NC)
-    values = np.where(known, truth_NC, 0.0)
-    fallback = _shares(truth_NC)
-    for start in range(0, len(queries_MD), _ROWS_AT_ONCE):
-        cosine = queries_MD[start : start + _ROWS_AT_ONCE] @ train_ND.T
-        nearest = np.argpartition(-cosine, most - 1, axis=1)[:, :most] if most < len(train_ND) else _all(cosine)
-        order = np.argsort(-np.take_along_axis(cosine, nearest, axis=1), axis=1, kind="stable")
-        nearest = np.take_along_axis(nearest, order, axis=1)
-        closeness = np.take_along_axis(cosine, nearest, axis=1)
-        weight = np.exp((closeness - closeness[:, :1]) / _TEMPERATURE)  # of the nearest 1: only ratios count
-        for k in ks:
-            first, share = nearest[:, :k], weight[:, :k, None]
-            voters = (share * known[first]).sum(axis=1)
-            votes = (share * values[first]).sum(axis=1)
-            found[k].append(np.where(voters > 0, votes / np.where(voters > 0, voters, 1.0), fallback))
-    return {k: np.concatenate(blocks) for k, blocks in found.items()}
-
-
-class _Logistic:
-    """One label's logistic regression; it starts each fit from the last. A label with one class answers its share."""
-
-    def __init__(self, features: Floats, truth: Floats) -> None:
-        self.features, self.truth = features, truth
-        self.constant = float(truth.mean()) if len(truth) else 0.0
-        self.teachable = 0 < self.constant < 1
-        self.model = LogisticRegression(max_iter=_MOST_ITERATIONS, warm_start=True)
-
-    def fit(self, c: float) -> bool:
-        """Fit with inverse regularisation ``c``; whether it converged."""
-        if not self.teachable:
-            return True
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ConvergenceWarning)
-            self.model.set_params(C=c).fit(self.features, self.truth)
-        return not any(issubclass(one.category, ConvergenceWarning) for one in caught)
-
-    def scores(self, features: Floats) -> Floats:
-        """Probabilities (N,)."""
-        if not self.teachable:
-            return np.full(len(features), self.constant)
-        probabilities: Floats = self.model.predict_proba(features)[:, 1]
-        return probabilities
-
-
-def _known_columns(truth_NC: Floats) -> list[tuple[Floats, NDArray[np.bool_]]]:
-    return [(truth_NC[:, c], ~np.isnan(truth_NC[:, c])) for c in range(truth_NC.shape[1])]
-
-
-def _standardised(parts: Parts) -> tuple[Floats, Floats, Floats]:
-    """Train, val and test features by the mean and deviation of train; a feature that never varies becomes 0."""
-    train = parts["train"][0].astype(np.float64)
-    mean, deviation = train.mean(axis=0), train.std(axis=0)
-    scale = np.where(deviation > 1e-12 * np.maximum(np.abs(mean), 1e-12), deviation, np.inf)
-    val, test = (parts[part][0].astype(np.float64) for part in ("val", "test"))
-    return (train - mean) / scale, (val - mean) / scale, (test - mean) / scale
-
-
-def _unit_rows(features: Floats) -> Floats:
-    length = np.linalg.norm(features, axis=1, keepdims=True)
-    unit: Floats = features / np.where(length > 0, length, 1.0)
-    return unit
-
-
-def _mean_auc(scores: Floats, truth: Floats) -> float:
-    """Mean AUC of the labels that have both classes, chance where none has."""
-    values = [m.auc(scores[:, c], truth[:, c]) for c in range(scores.shape[1])]
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else 0.5
-
-
-def _shares(truth_NC: Floats) -> Floats:
-    """Share of positives among the known films of each label, (C,); 0 where none is known."""
-    counts = (~np.isnan(truth_NC)).sum(axis=0)
-    shares: Floats = np.nansum(truth_NC, axis=0) / np.maximum(counts, 1)
-    return shares
-
-
-def _all(cosine: Floats) -> NDArray[np.int64]:
-    return np.broadcast_to(np.arange(cosine.shape[1]), cosine.shape)
-
-
-_BOOTSTRAP_SEED = 0
-_METHOD_WORDS = {"linear": "linear", "knn": "k-NN"}
-
-
-@dataclass(frozen=True)
 class ProbeTask:
-    """Everything a probe needs to know. ``weights`` may also be ``metadata`` or ``sharpness``."""
+    """Everything a probe needs to know. ``weights`` may also be one of :data:`~afire.tasks.features.TRIVIAL`."""
 
     weights: str
     data: Path
@@ -244,7 +78,7 @@ def run_probe(
     plans = {
         fraction: plan_runs(films.manifest, task.split, task.seeds, fraction, task.folds) for fraction in fractions
     }
-    warnings = {fraction: _class_warnings(names, truth, runs) for fraction, runs in plans.items()}
+    class_notes = {fraction: _class_notes(names, truth, runs) for fraction, runs in plans.items()}
     seen, seen_notes = features.seen(plans[fractions[0]])  # the test films are those of every fraction
     for fraction, runs in plans.items():
         outcomes, notes = probe_runs(features.source(runs), truth, runs, task.method)
@@ -253,7 +87,7 @@ def run_probe(
             evaluation,
             task="probe",
             method=task.method,
-            name=task.name or f"{features.name} ({_METHOD_WORDS[task.method]})",
+            name=task.name or f"{features.name} ({_METHOD_NAMES[task.method]})",
             data={"name": task.data.name, "hash": content, "films": len(films), "size": films.size},
             manifest=films.manifest,
             planned=runs,
@@ -262,10 +96,31 @@ def run_probe(
             labels=names,
             fraction=fraction,
             config={**_settings(task), **features.settings},
-            notes=[*seen_notes, *warnings[fraction], *_seed_note(features.differ, runs), *notes],
+            notes=[*seen_notes, *class_notes[fraction], *_seed_note(features.differ, runs), *notes],
             seen=seen,
         )
         yield fraction, (result, evaluation.predictions)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the features of a run come from: all films of the manifest that any run uses, by row."""
+
+    features: Callable[[Run], NDArray[np.float32]]  # (rows of the manifest, D); rows that no run uses may hold anything
+    weights_hash: Callable[[Run], str]
+
+
+def probe_runs(source: Source, truth: Floats, runs: Sequence[Run], method: Method) -> tuple[list[Scores], list[str]]:
+    """Probe every run; the scores of each, and notes about all."""
+    outcomes: list[Scores] = []
+    notes: list[str] = []
+    for run in runs:
+        features = source.features(run)
+        probed = PROBES[method]({subset: (features[rows], truth[rows]) for subset, rows in run.rows.items()})
+        logger.info("%s: %s", run.name, ", ".join(f"{name} {value:.4g}" for name, value in probed.chosen.items()))
+        outcomes.append(Scores(run, probed.val, probed.test, source.weights_hash(run), probed.chosen))
+        notes += [f"{run.name}: {note}" for note in probed.notes]
+    return outcomes, notes
 
 
 class _EncoderFeatures:
@@ -302,8 +157,8 @@ class _EncoderFeatures:
         def features(run: Run) -> NDArray[np.float32]:
             backbone = self.backbones.of(run.seed)
             if self._features is None or self._features[0] != backbone.hash:
-                found = film_features(backbone, self.films, rows, self.task.pooling, self.device, self.task.cache)
-                self._features = backbone.hash, _spread(found, rows, len(self.films))
+                computed = film_features(backbone, self.films, rows, self.task.pooling, self.device, self.task.cache)
+                self._features = backbone.hash, _spread(computed, rows, len(self.films))
             return self._features[1]
 
         return Source(features, lambda run: self.backbones.of(run.seed).hash)
@@ -327,8 +182,8 @@ class _TrivialFeatures:
 
     def source(self, runs: Sequence[Run]) -> Source:
         rows = _used(runs)
-        found = _spread(trivial_features(self.kind, self.films, rows), rows, len(self.films))
-        return Source(lambda _: found, lambda _: trivial_hash(self.kind))
+        features = _spread(trivial_features(self.kind, self.films, rows), rows, len(self.films))
+        return Source(lambda _: features, lambda _: trivial_hash(self.kind))
 
 
 def _used(runs: Sequence[Run]) -> NDArray[np.int64]:
@@ -342,17 +197,14 @@ def _spread(features: NDArray[np.float32], rows: NDArray[np.int64], films: int) 
     return spread
 
 
-def _class_warnings(names: Sequence[str], truth: NDArray[np.float64], runs: Sequence[Run]) -> list[str]:
-    warnings = []
-    for run in runs:
-        warnings += [f"{run.name}: {sentence}" for sentence in check_classes(names, truth, run.rows)]
-    return warnings
+def _class_notes(names: Sequence[str], truth: NDArray[np.float64], runs: Sequence[Run]) -> list[str]:
+    return [f"{run.name}: {note}" for run in runs for note in check_classes(names, truth, run.rows)]
 
 
 def _seed_note(differ: bool, runs: Sequence[Run]) -> list[str]:
     """A deterministic probe of fixed weights on one split gives one number; its sd must not pass for certainty."""
-    same_parts = len({(run.fold, run.split.hash) for run in runs}) < len(runs)
-    if len({run.seed for run in runs}) > 1 and same_parts and not differ:
+    same_split = len({(run.fold, run.split.hash) for run in runs}) < len(runs)
+    if len({run.seed for run in runs}) > 1 and same_split and not differ:
         return ["the seeds change nothing here (same weights, same split), so their sd says nothing"]
     return []
 
@@ -360,3 +212,141 @@ def _seed_note(differ: bool, runs: Sequence[Run]) -> list[str]:
 def _settings(task: ProbeTask) -> dict[str, Any]:
     grid = {"C": list(GRID_C)} if task.method == "linear" else {"k": list(GRID_K)}
     return {"pooling": task.pooling, "seeds": list(task.seeds), "folds": task.folds, **grid}
+
+
+@dataclass(frozen=True)
+class Probed:
+    """Scores (films, C) on val and test, what was chosen on validation, and notes."""
+
+    val: Floats
+    test: Floats
+    chosen: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def linear_probe(subsets: Subsets) -> Probed:
+    """Standardised logistic regression, one label against the rest; one C for all labels, by mean validation AUC.
+
+    Of equal C's the smallest is taken: the more regular answer.
+    """
+    train, val, test = _standardised(subsets)
+    truth_train, truth_val = subsets["train"][1], subsets["val"][1]
+    models = [_Logistic(train[known], truth[known]) for truth, known in _known_columns(truth_train)]
+    best: tuple[float, float, Floats, Floats] | None = None
+    stopped: list[float] = []
+    for c in GRID_C:
+        converged = [model.fit(c) for model in models]
+        stopped += [] if all(converged) else [c]
+        scores = np.stack([model.scores(val) for model in models], axis=1)
+        value = _mean_auc(scores, truth_val)
+        if best is None or value > best[0]:
+            best = value, c, scores, np.stack([model.scores(test) for model in models], axis=1)
+    assert best is not None
+    value, c, scores_val, scores_test = best
+    notes = [f"logistic regression with C {c:g} stopped before it converged"] if c in stopped else []
+    return Probed(scores_val, scores_test, {"C": c, "val_auc": value}, notes)
+
+
+def knn_probe(subsets: Subsets) -> Probed:
+    """Votes of the k most similar training films (cosine of standardised features); k by mean validation AUC."""
+    train, val, test = (_unit_rows(features) for features in _standardised(subsets))
+    truth_train, truth_val = subsets["train"][1], subsets["val"][1]
+    possible = [k for k in GRID_K if k <= len(train)] or [len(train)]
+    votes_val = knn_scores(train, truth_train, val, possible)
+    values = {k: _mean_auc(votes_val[k], truth_val) for k in possible}
+    # Of equal k's the largest: more voters, less noise.
+    k = max(possible, key=lambda count: (values[count], count))
+    votes_test = knn_scores(train, truth_train, test, [k])
+    return Probed(votes_val[k], votes_test[k], {"k": k, "val_auc": values[k]})
+
+
+PROBES: dict[Method, Callable[[Subsets], Probed]] = {"linear": linear_probe, "knn": knn_probe}
+
+
+def knn_scores(train_ND: Floats, truth_NC: Floats, queries_MD: Floats, ks: Sequence[int]) -> dict[int, Floats]:
+    """For each k the votes (M, C) of the k nearest training films; rows are unit vectors.
+
+    A neighbour votes with weight exp(cosine / 0.07) where its label is known; where none is, the label's share in
+    training answers.
+    """
+    most = max(ks)
+    blocks: dict[int, list[Floats]] = {k: [] for k in ks}
+    known = ~np.isnan(truth_NC)
+    values = np.where(known, truth_NC, 0.0)
+    fallback = _shares(truth_NC)
+    for start in range(0, len(queries_MD), _ROWS_AT_ONCE):
+        cosine = queries_MD[start : start + _ROWS_AT_ONCE] @ train_ND.T
+        nearest = np.argpartition(-cosine, most - 1, axis=1)[:, :most] if most < len(train_ND) else _all(cosine)
+        order = np.argsort(-np.take_along_axis(cosine, nearest, axis=1), axis=1, kind="stable")
+        nearest = np.take_along_axis(nearest, order, axis=1)
+        closeness = np.take_along_axis(cosine, nearest, axis=1)
+        weight = np.exp((closeness - closeness[:, :1]) / _TEMPERATURE)  # of the nearest 1: only ratios count
+        for k in ks:
+            first, share = nearest[:, :k], weight[:, :k, None]
+            voters = (share * known[first]).sum(axis=1)
+            votes = (share * values[first]).sum(axis=1)
+            blocks[k].append(np.where(voters > 0, votes / np.where(voters > 0, voters, 1.0), fallback))
+    return {k: np.concatenate(scores) for k, scores in blocks.items()}
+
+
+class _Logistic:
+    """One label's logistic regression; it starts each fit from the last. A label with one class answers its share."""
+
+    def __init__(self, features: Floats, truth: Floats) -> None:
+        self.features, self.truth = features, truth
+        self.constant = float(truth.mean()) if len(truth) else 0.0
+        self.teachable = 0 < self.constant < 1
+        self.model = LogisticRegression(max_iter=_MOST_ITERATIONS, warm_start=True)
+
+    def fit(self, c: float) -> bool:
+        """Fit with inverse regularisation ``c``; whether it converged."""
+        if not self.teachable:
+            return True
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ConvergenceWarning)
+            self.model.set_params(C=c).fit(self.features, self.truth)
+        return not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+
+    def scores(self, features: Floats) -> Floats:
+        """Probabilities (N,)."""
+        if not self.teachable:
+            return np.full(len(features), self.constant)
+        probabilities: Floats = self.model.predict_proba(features)[:, 1]
+        return probabilities
+
+
+def _known_columns(truth_NC: Floats) -> list[tuple[Floats, NDArray[np.bool_]]]:
+    return [(truth_NC[:, c], ~np.isnan(truth_NC[:, c])) for c in range(truth_NC.shape[1])]
+
+
+def _standardised(subsets: Subsets) -> tuple[Floats, Floats, Floats]:
+    """Train, val and test features by the mean and deviation of train; a feature that never varies becomes 0."""
+    train = subsets["train"][0].astype(np.float64)
+    mean, deviation = train.mean(axis=0), train.std(axis=0)
+    scale = np.where(deviation > 1e-12 * np.maximum(np.abs(mean), 1e-12), deviation, np.inf)
+    val, test = (subsets[name][0].astype(np.float64) for name in ("val", "test"))
+    return (train - mean) / scale, (val - mean) / scale, (test - mean) / scale
+
+
+def _unit_rows(features: Floats) -> Floats:
+    length = np.linalg.norm(features, axis=1, keepdims=True)
+    unit: Floats = features / np.where(length > 0, length, 1.0)
+    return unit
+
+
+def _mean_auc(scores: Floats, truth: Floats) -> float:
+    """Mean AUC of the labels that have both classes, chance where none has."""
+    values = [m.auc(scores[:, c], truth[:, c]) for c in range(scores.shape[1])]
+    known = [value for value in values if not np.isnan(value)]
+    return float(np.mean(known)) if known else 0.5
+
+
+def _shares(truth_NC: Floats) -> Floats:
+    """Share of positives among the known films of each label, (C,); 0 where none is known."""
+    counts = (~np.isnan(truth_NC)).sum(axis=0)
+    shares: Floats = np.nansum(truth_NC, axis=0) / np.maximum(counts, 1)
+    return shares
+
+
+def _all(cosine: Floats) -> NDArray[np.int64]:
+    return np.broadcast_to(np.arange(cosine.shape[1]), cosine.shape)

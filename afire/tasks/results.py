@@ -1,22 +1,19 @@
-"""The runs of an experiment: one for each seed (and fold), with the split each of them uses.
+"""The runs of an experiment, and the result that they become: ``result.json`` and ``predictions.parquet``.
 
-What a seed may change is decided here, for all tasks alike:
+There is a run for each seed (and fold), with the split it uses. What a seed may change is decided here, for all tasks:
 
-- a split file fixes all parts for every seed;
-- the manifest's own lists fix the test part. Where they have no validation part, each seed carves its own from train;
-- without lists, the test part is drawn once (always from seed 0) and each seed carves its own validation part;
-- a label fraction keeps a part of train that each seed draws for itself;
+- a split file fixes all subsets for every seed;
+- the manifest's own lists fix the test films. Where they have no validation films, each seed carves its own from train;
+- without lists, the test films are drawn once (always from seed 0) and each seed carves its own validation films;
+- a label fraction keeps a share of train that each seed draws for itself;
 - folds are drawn once (seed 0); each seed repeats all of them.
 
-So the test films never depend on the seed. Exact copies of a film count as one patient when a part is drawn here.
+So the test films never depend on the seed. Exact copies of a film count as one patient when a subset is drawn here.
 
-A result: what was measured, on which films, with which weights; as ``result.json`` and ``predictions.parquet``.
-
-One result is one row of a table: one method, one label fraction, all of its runs (seeds, folds).
-
-``predictions.parquet`` has a row for each film of val and test in each run, with the columns ``run``, ``part``,
-``image``, ``patient`` and either ``truth:X`` and ``score:X`` for every label X (classification), or ``value:M`` for
-every metric M that is a mean over films (segmentation).
+A result says what was measured, on which films, with which weights. It is one row of a table: one method, one label
+fraction, all of its runs. ``predictions.parquet`` has a row for each film of val and test in each run, with the columns
+``run``, ``part``, ``image``, ``patient`` and either ``truth:X`` and ``score:X`` for every label X (classification), or
+``value:M`` for every metric M that is a mean over films (segmentation).
 """
 
 from __future__ import annotations
@@ -45,13 +42,17 @@ from afire.data.splits import (
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_atomic, write_json
 from afire.tasks.guard import check_no_leaks, film_digests, group_copies
+from afire.tasks.metrics import interval
 
+FORMAT = 1
+RESULT, PREDICTIONS, PAGE = "result.json", "predictions.parquet", "result.md"
+TRUTH, SCORE, VALUE = "truth:", "score:", "value:"
 _VAL_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training and testing: its seed, its fold (or None), and the rows of its parts."""
+    """One training and testing: its seed, its fold (or None), and the rows of its subsets."""
 
     seed: int
     fold: int | None
@@ -66,22 +67,22 @@ class Run:
 def plan_runs(
     manifest: Manifest, split: Split | None, seeds: Sequence[int], fraction: float = 1.0, folds: int = 0
 ) -> list[Run]:
-    """The runs for all seeds and folds, checked for leaks between their parts. ``fraction`` is in (0, 1]."""
+    """The runs for all seeds and folds, checked for leaks between their subsets. ``fraction`` is in (0, 1]."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UserError("--seeds needs at least one seed, and each only once, as in --seeds 0,1,2.")
     if folds and split is not None:
-        raise UserError("--folds and --split exclude each other: every fold brings its own parts.")
+        raise UserError("--folds and --split exclude each other: every fold brings its own subsets.")
     runs = []
     digests = film_digests(manifest)
     grouped = group_copies(manifest, digests)
     if split is None and not folds:
         # Before copies are grouped: one that crosses the official lists is to be named as a copy, not as a patient.
-        listed = {part: np.flatnonzero(manifest.table["split"] == part) for part in SPLITS}
+        listed = {subset: np.flatnonzero(manifest.table["split"] == subset) for subset in SPLITS}
         check_no_leaks(manifest, listed, digests)
     for seed in seeds:
         for fold, base in enumerate(_splits(manifest, grouped, split, seed, folds)):
             rows = base.rows(manifest)
-            _check_parts(base)
+            _check_subsets(base)
             check_no_leaks(manifest, rows, digests)
             if fraction < 1:
                 base = fraction_of(base, manifest, fraction, seed)
@@ -90,29 +91,29 @@ def plan_runs(
     return runs
 
 
-def _check_parts(split: Split) -> None:
-    for part in SPLITS:
-        if split.films[part] == 0:
-            raise UserError(f"the split has no {part} films; make one that has with `afire data split`.")
+def _check_subsets(split: Split) -> None:
+    for subset in SPLITS:
+        if split.films[subset] == 0:
+            raise UserError(f"the split has no {subset} films; make one that has with `afire data split`.")
 
 
 def _splits(manifest: Manifest, grouped: Manifest, split: Split | None, seed: int, folds: int) -> list[Split]:
-    """The splits of one seed, drawn on ``grouped`` (copies are one patient) and told in the manifest's own patients."""
+    """The splits of one seed, drawn on ``grouped`` (copies are one patient), in the manifest's own patients."""
     if split is not None:
         return [split]
     if folds:
         drawn = fold_splits(grouped, folds, _VAL_SHARE)
-        return [_ungroup(manifest, grouped, one, "all", one.method) for one in drawn]
+        return [_ungroup(manifest, grouped, fold, "all", fold.method) for fold in drawn]
     if (manifest.table["split"] == "train").any():
         carved = official_split(grouped, _VAL_SHARE, seed)
         return [_ungroup(manifest, grouped, carved, "listed", carved.method)]
     test = random_split(grouped, _VAL_SHARE, seed=0)
-    carved = official_split(_list_parts(grouped, test), _VAL_SHARE, seed)
+    carved = official_split(_list_subsets(grouped, test), _VAL_SHARE, seed)
     return [_ungroup(manifest, grouped, carved, "all", {**test.method, "val_seed": seed})]
 
 
-def _list_parts(manifest: Manifest, split: Split) -> Manifest:
-    """The manifest with ``split``'s test part listed as test and everything else as train."""
+def _list_subsets(manifest: Manifest, split: Split) -> Manifest:
+    """The manifest with ``split``'s test films listed as test and everything else as train."""
     listed = np.where(manifest.table["patient"].isin(list(split.patients["test"])), "test", "train")
     return Manifest(manifest.table.assign(split=listed), manifest.root, manifest.info)
 
@@ -120,7 +121,7 @@ def _list_parts(manifest: Manifest, split: Split) -> Manifest:
 def _ungroup(manifest: Manifest, grouped: Manifest, split: Split, scope: Scope, method: Mapping[str, Any]) -> Split:
     """A split of grouped patients as a split of the manifest's own."""
     own, group = manifest.table["patient"], grouped.table["patient"]
-    patients = {part: sorted(own[group.isin(list(members))].unique()) for part, members in split.patients.items()}
+    patients = {subset: sorted(own[group.isin(list(ids))].unique()) for subset, ids in split.patients.items()}
     return make_split(manifest, patients, scope, method)
 
 
@@ -130,18 +131,13 @@ def joint_hash(hashes: Sequence[str]) -> str:
 
 
 def split_hash(runs: Sequence[Run]) -> str:
-    """What two results must share to be comparable: the films of all parts of all runs."""
+    """What two results must share to be comparable: the films of all subsets of all runs."""
     return joint_hash([run.split.hash for run in runs])
 
 
 def test_hash(manifest: Manifest, runs: Sequence[Run]) -> str:
     """Hash of the test films alone."""
     return joint_hash([films_hash(manifest, {"test": run.rows["test"]}) for run in runs])
-
-
-FORMAT = 1
-RESULT, PREDICTIONS, PAGE = "result.json", "predictions.parquet", "result.md"
-TRUTH, SCORE, VALUE = "truth:", "score:", "value:"
 
 
 @dataclass(frozen=True)
@@ -220,8 +216,6 @@ def test_patients(manifest: Manifest, rows: NDArray[np.int64]) -> dict[str, int]
 
 def estimate(values: Sequence[float], bootstrap_B: np.ndarray | None = None) -> Estimate:
     """Summarise the values of the runs, with the interval of bootstrap values of their mean."""
-    from afire.tasks.metrics import interval
-
     numbers = np.asarray(values, np.float64)
     known = numbers[~np.isnan(numbers)]
     mean = float(known.mean()) if len(known) else math.nan
@@ -253,13 +247,16 @@ def read_result(path: Path) -> Result:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UserError(f"{file} is not a result of format {FORMAT}; run the task again.")
     try:
-        values = {one.name: raw[one.name] for one in fields(Result) if one.name in raw or one.name != "seen"}
+        names = [entry.name for entry in fields(Result)]
+        values = {name: raw[name] for name in names if name in raw or name != "seen"}
         values["runs"] = [RunResult(**{**run, "metrics": _numbers(run["metrics"])}) for run in values["runs"]]
         values["metrics"] = _estimates(values["metrics"])
         values["per_label"] = {label: _estimates(row) for label, row in values["per_label"].items()}
         return Result(**values)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is torn or not ours ({type(error).__name__}: {error}); run the task again.") from None
+        raise UserError(
+            f"{file} is truncated or not ours ({type(error).__name__}: {error}); run the task again."
+        ) from None
 
 
 def find_results(path: Path) -> list[Path]:
@@ -268,10 +265,10 @@ def find_results(path: Path) -> list[Path]:
         return [path.parent]
     if (path / RESULT).exists():
         return [path]
-    found = sorted(file.parent for pattern in (f"*/{RESULT}", f"*/*/{RESULT}") for file in path.glob(pattern))
-    if not found:
+    folders = sorted(file.parent for pattern in (f"*/{RESULT}", f"*/*/{RESULT}") for file in path.glob(pattern))
+    if not folders:
         raise UserError(f"{path} holds no {RESULT}; give a folder that `afire probe` or another task wrote.")
-    return found
+    return folders
 
 
 def read_predictions(path: Path) -> pd.DataFrame:

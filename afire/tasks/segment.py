@@ -1,14 +1,14 @@
-"""A light segmentation decoder on the tokens of several depths of a ViT.
+"""Segmentation: an encoder with a light decoder learns one mask; Dice over all films and over those with a mask.
 
-The deepest tokens are a coarse map; every stage doubles its sides with an up-convolution and adds what a shallower
-depth says about the same places. Nothing but tokens is read, so that the masks measure the representation and not a
-second network on pixels. Shapes: B films, G x G tokens, D width of the encoder, w width of a stage, S pixels a side.
+The decoder reads tokens of several depths. The deepest are a coarse map; every stage doubles its sides with an
+up-convolution and adds what a shallower depth says about the same places. Nothing but tokens is read, so that the masks
+measure the representation and not a second network on pixels.
 
-Segmentation: an encoder with a light decoder learns one mask; Dice over all films and over those with a mask.
+The threshold and the smallest area are chosen on validation films: connected components of a prediction that are
+smaller are dropped. Early stopping, which asks after every epoch, applies the area to the whole prediction, which is
+cheap. Masks are compared at the size of the films.
 
-The threshold and the smallest area are chosen on validation films: connected pieces of a prediction that are smaller
-are dropped. Early stopping, which asks after every epoch, applies the area to the whole prediction, which is cheap.
-Masks are compared at the size of the films. Shapes: B films, S pixels a side, T thresholds, A areas.
+Shapes: B films, G x G tokens, D width of the encoder, w width of a stage, S pixels a side, T thresholds, A areas.
 """
 
 from __future__ import annotations
@@ -40,20 +40,26 @@ from afire.tasks.masks import (
     Choice,
     Masks,
     choose,
+    component_sizes,
     load_masks,
     mask_cells,
     pack,
-    piece_sizes,
     unpack,
-    without_small_pieces,
+    without_small_components,
 )
 from afire.tasks.results import VALUE, Result, Run, RunResult, estimate, plan_runs
 from afire.tasks.settings import SegDecoderConfig, SegmentConfig
 from afire.tasks.supervised import Objective, Rows
 from afire.weights import Weights
 
+METRICS = ("dice", "dice_positive", "iou", "iou_positive")
+RLE = "rle"  # column of the predictions with the predicted mask
+Floats = NDArray[np.float64]
 _SMALLEST_WIDTH = 16
 _EPSILON = 1e-6
+_BOOTSTRAP_SEED = 0
+_SMOOTH = 1.0  # pixels; so that an empty film has a Dice loss and a gradient
+_AT_ONCE = 512  # masks unpacked at a time
 
 
 class Reading(nn.Module):
@@ -65,8 +71,8 @@ class Reading(nn.Module):
         self.project = nn.Linear(tokens, width)
 
     def forward(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        found: Tensor = self.project(self.norm(tokens[:, 1:]))
-        return found.transpose(1, 2).reshape(len(tokens), -1, *grid)
+        projected: Tensor = self.project(self.norm(tokens[:, 1:]))
+        return projected.transpose(1, 2).reshape(len(tokens), -1, *grid)
 
 
 class Stage(nn.Module):
@@ -105,17 +111,17 @@ class SegDecoder(nn.Module):
     def forward(self, levels: Sequence[Tensor], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
         """Tokens (B, 1 + L, D) of each depth -> logits of the mask at ``size``."""
         shallower = [reading(level, grid) for reading, level in zip(self.readings, levels[-2::-1], strict=True)]
-        picture = self.deepest(levels[-1], grid)
+        features = self.deepest(levels[-1], grid)
         for number, stage in enumerate(self.stages):
             last = number == len(self.stages) - 1
             here = shallower[number:] if last else shallower[number : number + 1]
-            picture = stage(picture, torch.stack(here).sum(0) if here else None)
-        logits: Tensor = self.logits(picture)
+            features = stage(features, torch.stack(here).sum(0) if here else None)
+        logits: Tensor = self.logits(features)
         return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
 
 class Segmenter(nn.Module):
-    """Films (B, 1, S, S) in [0,1] -> logits (B, 1, S, S)."""
+    """Images (B, 1, S, S) in [0, 1] -> logits (B, 1, S, S)."""
 
     def __init__(
         self,
@@ -133,10 +139,10 @@ class Segmenter(nn.Module):
         initialise(self.decoder, generator)
         nn.init.constant_(self.decoder.logits.bias, float(torch.logit(torch.tensor(prior), eps=1e-4)))  # type: ignore[arg-type]
 
-    def forward(self, films: Tensor, depth: Tensor | None = None) -> Tensor:
-        """Films (B, 1, H, W) in [0, 1] -> logits of the mask at their size."""
-        levels = self.encoder.levels(self.normalise(films), self.after, depth)
-        height, width = films.shape[-2:]
+    def forward(self, images: Tensor, depth: Tensor | None = None) -> Tensor:
+        """Images (B, 1, H, W) in [0, 1] -> logits of the mask at their size."""
+        levels = self.encoder.levels(self.normalise(images), self.after, depth)
+        height, width = images.shape[-2:]
         logits: Tensor = self.decoder(levels, grid_of(height, width, self.encoder.patch_size), (height, width))
         return logits
 
@@ -153,14 +159,6 @@ def _doublings(patch_size: int, finest: int) -> int:
             f"decoder.finest {finest} is not finer than the encoder's patches of {patch_size} px; choose a smaller one."
         )
     return max(1, round(math.log2(patch_size / finest)))
-
-
-METRICS = ("dice", "dice_positive", "iou", "iou_positive")
-RLE = "rle"
-_BOOTSTRAP_SEED = 0
-_SMOOTH = 1.0  # pixels; so that an empty film has a Dice loss and a gradient
-_AT_ONCE = 512  # masks unpacked at a time
-Floats = NDArray[np.float64]
 
 
 class MaskObjective:
@@ -214,22 +212,22 @@ class MaskObjective:
         counts = (areas_BT1 * large, overlaps_BT1 * large, kept[:, -1])
         return choose(*counts, self.thresholds.tolist(), self.areas, "both").value
 
-    def keep_pieces(self, outputs: Tensor, rows: Rows) -> Tensor:
-        """(B, 2TA + 1): what :meth:`keep` counts, for every smallest area of a connected piece."""
+    def keep_components(self, outputs: Tensor, rows: Rows) -> Tensor:
+        """(B, 2TA + 1): what :meth:`keep` counts, for every smallest area of a connected component."""
         probabilities, truth = outputs.sigmoid()[:, 0].cpu().numpy(), self.masks.read(rows)
         least = np.array(self.areas) * self.masks.size**2
         counts = np.zeros((2, len(outputs), len(self.thresholds), len(least)), np.float32)
         for film, threshold in np.ndindex(len(outputs), len(self.thresholds)):
             inside = probabilities[film] >= self.thresholds[threshold].item()
-            areas, overlaps = piece_sizes(inside, truth[film])
+            areas, overlaps = component_sizes(inside, truth[film])
             large = areas[:, None] >= least
             counts[:, film, threshold] = areas @ large, overlaps @ large
         flat = counts.reshape(2, len(outputs), -1)
         sums = truth.reshape(len(truth), -1).sum(axis=1, dtype=np.float32)
         return torch.from_numpy(np.concatenate([flat[0], flat[1], sums[:, None]], axis=1))
 
-    def choose_pieces(self, kept: NDArray[Any]) -> Choice:
-        """The best pair for what :meth:`keep_pieces` kept."""
+    def choose_components(self, kept: NDArray[Any]) -> Choice:
+        """The best pair for what :meth:`keep_components` kept."""
         pairs = (len(kept), len(self.thresholds), len(self.areas))
         areas, overlaps = (half.reshape(pairs) for half in np.split(kept[:, :-1], 2, axis=1))
         return choose(areas, overlaps, kept[:, -1], self.thresholds.tolist(), self.areas, self.config.choice.by)
@@ -251,17 +249,17 @@ class Segmentation:
     def answer(
         self, model: nn.Module, objective: Objective, run: Run, accelerator: Accelerator
     ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Predicted masks as packed bits, (films of the part, ceil(S*S/8))."""
+        """Predicted masks of val and test as packed bits, (films of the subset, ceil(S*S/8))."""
         assert isinstance(objective, MaskObjective)
-        found = predict(model, self.films, run.rows["val"], accelerator, objective.keep_pieces)
-        choice = objective.choose_pieces(found)
+        counts = predict(model, self.films, run.rows["val"], accelerator, objective.keep_components)
+        choice = objective.choose_components(counts)
 
         def inside(outputs: Tensor, rows: Rows) -> Tensor:
             masks = (outputs.sigmoid()[:, 0] >= choice.threshold).cpu().numpy()
-            return torch.from_numpy(pack(without_small_pieces(masks, choice.min_area * self.masks.size**2)))
+            return torch.from_numpy(pack(without_small_components(masks, choice.min_area * self.masks.size**2)))
 
-        parts = ("val", "test")
-        answers = {part: predict(model, self.films, run.rows[part], accelerator, inside) for part in parts}
+        subsets = ("val", "test")
+        answers = {subset: predict(model, self.films, run.rows[subset], accelerator, inside) for subset in subsets}
         return answers, {"threshold": choice.threshold, "min_area": choice.min_area}
 
 
@@ -305,11 +303,11 @@ def _plan(experiment: Experiment, manifest: Manifest, fraction: float, known: ND
     """The runs of a fraction, on films that have a mask."""
     runs = []
     for run in plan_runs(manifest, experiment.split, experiment.seeds, fraction, experiment.folds):
-        rows = {part: found[known[found]] for part, found in run.rows.items()}
-        for part, found in rows.items():
-            if len(found) == 0:
-                raise UserError(f"none of the {len(run.rows[part]):,} {part} films of {run.name} has a mask.")
-        runs.append(replace(run, rows=rows))
+        with_mask = {subset: rows[known[rows]] for subset, rows in run.rows.items()}
+        for subset, rows in with_mask.items():
+            if len(rows) == 0:
+                raise UserError(f"none of the {len(run.rows[subset]):,} {subset} films of {run.name} has a mask.")
+        runs.append(replace(run, rows=with_mask))
     return runs
 
 
@@ -317,20 +315,20 @@ def evaluate_masks(
     manifest: Manifest, masks: Masks, finished: Sequence[Finished], target: str, draws: int
 ) -> Evaluation:
     """Dice and IoU of all runs with mean, sd and interval, and a table of the predicted masks."""
-    frames = [_frame(manifest, masks, one, part) for one in finished for part in ("val", "test")]
+    frames = [_frame(manifest, masks, run, subset) for run in finished for subset in ("val", "test")]
     tests = [frame for frame in frames if frame["part"].iloc[0] == "test"]
     values = [{name: frame[VALUE + name].to_numpy(np.float64) for name in METRICS} for frame in tests]
     patients = [frame["patient"].to_numpy(dtype=object) for frame in tests]
     drawn = bootstrap_means(values, patients, np.random.default_rng(_BOOTSTRAP_SEED), draws)
     means = [{name: _mean(column) for name, column in run.items()} for run in values]
     metrics = {name: estimate([run[name] for run in means], drawn[name]) for name in METRICS}
-    runs = [_run_result(one, mean) for one, mean in zip(finished, means, strict=True)]
+    runs = [_run_result(*pair) for pair in zip(finished, means, strict=True)]
     return Evaluation(runs, metrics, {target: metrics}, pd.concat(frames, ignore_index=True))
 
 
-def _frame(manifest: Manifest, masks: Masks, one: Finished, part: str) -> pd.DataFrame:
-    """A row for each film of a part: its values, and the predicted mask as a cell like those of the manifest."""
-    rows, bits = one.run.rows[part], one.answers[part]
+def _frame(manifest: Manifest, masks: Masks, finished: Finished, subset: str) -> pd.DataFrame:
+    """A row for each film of a subset: its values, and the predicted mask written like those of the manifest."""
+    rows, bits = finished.run.rows[subset], finished.answers[subset]
     values: list[dict[str, Any]] = []
     for start in range(0, len(rows), _AT_ONCE):
         truth = masks.read(rows[start : start + _AT_ONCE])
@@ -338,19 +336,19 @@ def _frame(manifest: Manifest, masks: Masks, one: Finished, part: str) -> pd.Dat
         dice, iou = m.dice(predicted, truth), m.iou(predicted, truth)
         positive = truth.reshape(len(truth), -1).sum(axis=1) > 0
         for number, mask in enumerate(predicted):
-            seen = positive[number]
+            has_mask = positive[number]
             values.append(
                 {
                     f"{VALUE}dice": dice[number],
-                    f"{VALUE}dice_positive": dice[number] if seen else np.nan,
+                    f"{VALUE}dice_positive": dice[number] if has_mask else np.nan,
                     f"{VALUE}iou": iou[number],
-                    f"{VALUE}iou_positive": iou[number] if seen else np.nan,
+                    f"{VALUE}iou_positive": iou[number] if has_mask else np.nan,
                     RLE: encode_rle(mask),
                 }
             )
     frame = manifest.table.iloc[rows][["image", "patient"]].reset_index(drop=True)
-    frame.insert(0, "run", one.run.name)
-    frame.insert(1, "part", part)
+    frame.insert(0, "run", finished.run.name)
+    frame.insert(1, "part", subset)
     return pd.concat([frame, pd.DataFrame(values)], axis=1)
 
 
@@ -359,15 +357,15 @@ def _mean(values: Floats) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-def _run_result(one: Finished, means: Mapping[str, float]) -> RunResult:
-    run = one.run
+def _run_result(finished: Finished, means: Mapping[str, float]) -> RunResult:
+    run = finished.run
     return RunResult(
         name=run.name,
         seed=run.seed,
         fold=run.fold,
         split_hash=run.split.hash,
-        weights_hash=one.weights_hash,
-        films={part: len(rows) for part, rows in run.rows.items()},
-        chosen=dict(one.chosen),
+        weights_hash=finished.weights_hash,
+        films={subset: len(rows) for subset, rows in run.rows.items()},
+        chosen=dict(finished.chosen),
         metrics=dict(means),
     )

@@ -1,4 +1,4 @@
-"""Settings of the supervised tasks: fine-tuning and segmentation.
+"""Settings of the tasks: fine-tuning, segmentation and detection.
 
 They stand beside the settings of the model (:mod:`afire.config`), which come with the weights. Presets, called recipes
 on the command line, are ``presets/<task>-<name>.yaml`` and say only what differs from the defaults.
@@ -35,7 +35,9 @@ class SupervisedConfig(Section):
     min_epoch_steps: int = Field(
         10, ge=1, description="fewest updates in an epoch: a small set is passed several times, so patience means more"
     )
-    accumulate: int = Field(1, ge=1, description="parts in which a batch is computed, to save memory")
+    accumulate: int = Field(
+        1, ge=1, description="pieces in which each process works through its share; same result, less memory"
+    )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the network")
 
 
@@ -178,7 +180,7 @@ class DetectorConfig(Section):
         0.25,
         gt=0,
         lt=1,
-        description="share of the normal patients that choose and calibrate; with --split: its val part",
+        description="share of the normal patients that choose and calibrate; with --split: its val films",
     )
     choose_share: float = Field(0.4, gt=0, lt=1, description="share of the held-out patients that choose the score")
     false_alarms: float = Field(0.1, gt=0, lt=1, description="share of normal films that may be flagged")

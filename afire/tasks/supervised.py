@@ -34,86 +34,11 @@ from afire.nn import distributed
 from afire.nn.vit import VisionTransformer
 from afire.tasks.features import predict
 from afire.tasks.settings import AugmentConfig, FinetuneConfig, SegmentConfig, SupervisedConfig
-from afire.training import run_folder as checkpoints
 from afire.training.batches import Batch, Plan
 from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
 from afire.training.loop import Ending, Trainer
-
-
-class _Draw(IntEnum):
-    """What each random number decides. Append only: the order is part of what a seed means."""
-
-    AREA = 0
-    ASPECT = 1
-    PLACE_X = 2
-    PLACE_Y = 3
-    ANGLE = 4
-    FLIP = 5
-
-
-def draw_warps(config: AugmentConfig, size: int, seed: int, step: int, draws: np.ndarray) -> Tensor:
-    """Affine maps (B, 2, 3) from the pixels of a film to those of its augmented version; float32 on the CPU."""
-    chance = unit(keyed(seed, step, torch.from_numpy(np.ascontiguousarray(draws)), 1, 1)[:, 0, 0])
-    area = config.crop_min + (1 - config.crop_min) * chance[:, _Draw.AREA]
-    root_aspect = torch.exp((chance[:, _Draw.ASPECT] - 0.5) * float(np.log(config.stretch)))
-    # A crop that is nearly the whole film cannot also be stretched: its sides end at the film's.
-    sides = torch.stack([area.sqrt() * root_aspect, area.sqrt() / root_aspect], dim=1).clamp(max=1) * size
-    corner = chance[:, [_Draw.PLACE_X, _Draw.PLACE_Y]] * (size - sides)
-    centre = corner + sides / 2 - 0.5  # pixel centres are whole numbers
-    mirror = 1 - 2 * (chance[:, _Draw.FLIP] < config.flip).float()
-    scale = size / sides * torch.stack([mirror, torch.ones_like(mirror)], dim=1)
-    angle = (2 * chance[:, _Draw.ANGLE] - 1) * config.rotation
-    shift = (size - 1) / 2 - centre
-    maps: Tensor = get_affine_matrix2d(shift, centre, scale, angle)[:, :2]
-    return maps
-
-
-def warp_films(films: Tensor, maps: Tensor) -> Tensor:
-    """Films (B, C, S, S) through ``maps`` (B, 2, 3), bilinear; what lies outside of a film is black."""
-    warped: Tensor = warp_affine(films, maps.to(films), films.shape[-2:], mode="bilinear", padding_mode="zeros")
-    return warped.clamp_(0, 1)  # bilinear weights add up to one only within rounding
-
-
-def warp_masks(masks: Tensor, maps: Tensor) -> Tensor:
-    """Masks (B, 1, S, S) of zeros and ones through ``maps``, each pixel from its nearest; outside is empty."""
-    warped: Tensor = warp_affine(masks, maps.to(masks), masks.shape[-2:], mode="nearest", padding_mode="zeros")
-    return warped
-
-
-def make_layered_optimizer(model: nn.Module, depth: int, config: SupervisedConfig) -> torch.optim.AdamW:
-    """AdamW whose groups carry ``scale``: ``layer_decay`` once for each layer between a parameter and the end.
-
-    ``depth`` is the number of encoder blocks; the encoder's parameters are named ``encoder.*``.
-    """
-    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            groups.setdefault((layer_of(name, depth), decays(name, parameter)), []).append(parameter)
-    settings = [
-        {
-            "params": parameters,
-            "scale": config.layer_decay ** (depth + 1 - layer),
-            "weight_decay": config.weight_decay if decayed else 0.0,
-        }
-        for (layer, decayed), parameters in sorted(groups.items())
-    ]
-    return torch.optim.AdamW(settings, lr=config.learning_rate, fused=True)
-
-
-def layer_of(name: str, depth: int) -> int:
-    """0 for patches, tokens and positions, 1 + i for block i, depth + 1 for the norm and everything outside."""
-    if name.startswith("encoder.blocks."):
-        return 1 + int(name.split(".")[2])
-    return 0 if name.startswith("encoder.") and not name.startswith("encoder.norm.") else depth + 1
-
-
-def learning_rate(config: SupervisedConfig, step: int, steps_per_epoch: int) -> float:
-    """The rate of ``step``, counted from 0, before the scale of a group."""
-    steps = config.epochs * steps_per_epoch
-    warmup = min(round(config.warmup_epochs * steps_per_epoch), steps)
-    return warmed_cosine(config.learning_rate, config.learning_rate_end, step, steps, warmup)
-
+from afire.training.run_folder import CHECKPOINTS
 
 Rows = NDArray[np.int64]
 
@@ -133,7 +58,7 @@ class Objective(Protocol):
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The parts of the loss, each *summed* over its terms; the loss is their sum."""
+        """The losses by name, each *summed* over its terms; their sum is what is trained on."""
         ...
 
     def keep(self, outputs: Tensor, rows: Rows) -> Tensor:
@@ -253,7 +178,7 @@ class Supervised(Trainer):
     def _augment(self, batch: Batch, target: Tensor) -> tuple[Tensor, Tensor]:
         images, config = self.images(batch), self.job.config
         maps = draw_warps(config.augment, images.shape[-1], config.seed, self.step, batch.draws)
-        return warp_films(images, maps), warp_masks(target, maps) if self.job.objective.spatial else target
+        return warp_images(images, maps), warp_masks(target, maps) if self.job.objective.spatial else target
 
     def _depth(self, batch: Batch) -> Tensor | None:
         if not self.recipe.drop_path:
@@ -303,13 +228,87 @@ def _best_file(out: Path, step: int) -> Path:
 def _forget_unused_best(out: Path) -> None:
     """Remove best weights that no checkpoint names: a resume from any of those must find its own."""
     named = set()
-    for path in (out / checkpoints.CHECKPOINTS).glob("step-*/state.json"):
+    for path in (out / CHECKPOINTS).glob("step-*/state.json"):
         try:
             best = json.loads(path.read_text(encoding="utf-8"))["best"]
         except (OSError, ValueError, KeyError):
-            continue  # a torn checkpoint, which no resume will use
+            continue  # a truncated checkpoint, which no resume will use
         if best is not None:
             named.add(_best_file(out, best["step"]))
     for file in out.glob("best-*.safetensors"):
         if file not in named:
             file.unlink()
+
+
+def make_layered_optimizer(model: nn.Module, depth: int, config: SupervisedConfig) -> torch.optim.AdamW:
+    """AdamW whose groups carry ``scale``: ``layer_decay`` once for each layer between a parameter and the end.
+
+    ``depth`` is the number of encoder blocks; the encoder's parameters are named ``encoder.*``.
+    """
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups.setdefault((layer_of(name, depth), decays(name, parameter)), []).append(parameter)
+    settings = [
+        {
+            "params": parameters,
+            "scale": config.layer_decay ** (depth + 1 - layer),
+            "weight_decay": config.weight_decay if decayed else 0.0,
+        }
+        for (layer, decayed), parameters in sorted(groups.items())
+    ]
+    return torch.optim.AdamW(settings, lr=config.learning_rate, fused=True)
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for patches, tokens and positions, 1 + i for block i, depth + 1 for the norm and everything outside."""
+    if name.startswith("encoder.blocks."):
+        return 1 + int(name.split(".")[2])
+    return 0 if name.startswith("encoder.") and not name.startswith("encoder.norm.") else depth + 1
+
+
+def learning_rate(config: SupervisedConfig, step: int, steps_per_epoch: int) -> float:
+    """The rate of ``step``, counted from 0, before the scale of a group."""
+    steps = config.epochs * steps_per_epoch
+    warmup = min(round(config.warmup_epochs * steps_per_epoch), steps)
+    return warmed_cosine(config.learning_rate, config.learning_rate_end, step, steps, warmup)
+
+
+class _Draw(IntEnum):
+    """What each random number decides. Append only: the order is part of what a seed means."""
+
+    AREA = 0
+    ASPECT = 1
+    PLACE_X = 2
+    PLACE_Y = 3
+    ANGLE = 4
+    FLIP = 5
+
+
+def draw_warps(config: AugmentConfig, size: int, seed: int, step: int, draws: np.ndarray) -> Tensor:
+    """Affine maps (B, 2, 3) from the pixels of a film to those of its augmented version; float32 on the CPU."""
+    chance = unit(keyed(seed, step, torch.from_numpy(np.ascontiguousarray(draws)), 1, 1)[:, 0, 0])
+    area = config.crop_min + (1 - config.crop_min) * chance[:, _Draw.AREA]
+    root_aspect = torch.exp((chance[:, _Draw.ASPECT] - 0.5) * float(np.log(config.stretch)))
+    # A crop that is nearly the whole film cannot also be stretched: its sides end at the film's.
+    sides = torch.stack([area.sqrt() * root_aspect, area.sqrt() / root_aspect], dim=1).clamp(max=1) * size
+    corner = chance[:, [_Draw.PLACE_X, _Draw.PLACE_Y]] * (size - sides)
+    centre = corner + sides / 2 - 0.5  # pixel centres are whole numbers
+    mirror = 1 - 2 * (chance[:, _Draw.FLIP] < config.flip).float()
+    scale = size / sides * torch.stack([mirror, torch.ones_like(mirror)], dim=1)
+    angle = (2 * chance[:, _Draw.ANGLE] - 1) * config.rotation
+    shift = (size - 1) / 2 - centre
+    maps: Tensor = get_affine_matrix2d(shift, centre, scale, angle)[:, :2]
+    return maps
+
+
+def warp_images(images: Tensor, maps: Tensor) -> Tensor:
+    """Images (B, C, S, S) through ``maps`` (B, 2, 3), bilinear; what lies outside of a film is black."""
+    warped: Tensor = warp_affine(images, maps.to(images), images.shape[-2:], mode="bilinear", padding_mode="zeros")
+    return warped.clamp_(0, 1)  # bilinear weights add up to one only within rounding
+
+
+def warp_masks(masks: Tensor, maps: Tensor) -> Tensor:
+    """Masks (B, 1, S, S) of zeros and ones through ``maps``, each pixel from its nearest; outside is empty."""
+    warped: Tensor = warp_affine(masks, maps.to(masks), masks.shape[-2:], mode="nearest", padding_mode="zeros")
+    return warped

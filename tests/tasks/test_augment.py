@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from afire.tasks.settings import AugmentConfig
-from afire.tasks.supervised import draw_warps, warp_films, warp_masks
+from afire.tasks.supervised import draw_warps, warp_images, warp_masks
 
 NOTHING = {"crop_min": 1.0, "stretch": 1.0, "rotation": 0.0, "flip": 0.0}
 ROWS = np.array([3, 17, 4, 99])
@@ -19,12 +19,12 @@ def films(count: int = 4, size: int = 24) -> torch.Tensor:
 
 def test_nothing_asked_changes_nothing() -> None:
     maps = draw_warps(AugmentConfig(**NOTHING), 24, seed=0, step=5, draws=ROWS)
-    torch.testing.assert_close(warp_films(films(), maps), films(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(warp_images(films(), maps), films(), atol=1e-5, rtol=0)
 
 
 def test_a_mirror_is_a_mirror() -> None:
     maps = draw_warps(AugmentConfig(**{**NOTHING, "flip": 1.0}), 24, seed=0, step=5, draws=ROWS)
-    torch.testing.assert_close(warp_films(films(), maps), films().flip(-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(warp_images(films(), maps), films().flip(-1), atol=1e-5, rtol=0)
 
 
 def test_a_crop_is_a_piece_of_the_film_at_full_size() -> None:
@@ -32,7 +32,7 @@ def test_a_crop_is_a_piece_of_the_film_at_full_size() -> None:
     size = 64
     ramp = (torch.arange(size) / (size - 1)).expand(50, 1, size, size).contiguous()
     maps = draw_warps(AugmentConfig(**{**NOTHING, "crop_min": 0.25}), size, seed=3, step=0, draws=np.arange(50))
-    row = warp_films(ramp, maps)[:, 0, size // 2, 2:-2]
+    row = warp_images(ramp, maps)[:, 0, size // 2, 2:-2]
     slope = (row[:, -1] - row[:, 0]) / (row.shape[1] - 1) * (size - 1)
     assert (slope > 0.49).all() and (slope < 1.01).all() and slope.std() > 0.1
     assert (row.diff(dim=1).std(dim=1) < 1e-3).all()
@@ -69,7 +69,7 @@ def test_a_mask_goes_where_its_film_goes() -> None:
     mask = torch.zeros(60, 1, size, size)
     mask[:, :, 10:30, 18:40] = 1
     maps = draw_warps(AugmentConfig(), size, seed=0, step=1, draws=np.arange(60))
-    film, moved = warp_films(mask, maps), warp_masks(mask, maps)
+    film, moved = warp_images(mask, maps), warp_masks(mask, maps)
     assert set(moved.unique().tolist()) == {0.0, 1.0}
     differ = ((film > 0.5) != (moved > 0.5)).float().mean().item()
     assert differ < 0.01  # rounding along the outline only

@@ -12,8 +12,7 @@ import pytest
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.compare import compare
-from afire.tasks.evaluate import Scores, classification_result, evaluate
-from afire.tasks.finetune import task_labels
+from afire.tasks.evaluate import Scores, classification_result, evaluate, task_labels
 from afire.tasks.results import Estimate, Result, plan_runs, read_result, write_result
 
 

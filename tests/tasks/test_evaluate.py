@@ -7,8 +7,7 @@ import pytest
 
 from afire.data.pack import PackedFilms
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, bootstrap_means, evaluate
-from afire.tasks.finetune import task_labels
+from afire.tasks.evaluate import Scores, bootstrap_means, evaluate, task_labels
 from afire.tasks.results import plan_runs
 
 

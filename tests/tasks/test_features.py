@@ -78,7 +78,7 @@ def test_a_changed_file_is_another_film(tmp_path: Path, films: PackedFilms) -> N
     assert f.data_content_hash(DecodedFilms(manifest, 32)) != before
 
 
-def test_a_torn_cache_is_computed_again(
+def test_a_truncated_cache_is_computed_again(
     backbone: Weights, films: PackedFilms, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = np.arange(8)

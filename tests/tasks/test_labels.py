@@ -8,7 +8,7 @@ import pytest
 
 from afire.data.manifest import Manifest, make_manifest
 from afire.errors import UserError
-from afire.tasks.finetune import check_classes, task_labels
+from afire.tasks.evaluate import check_classes, task_labels
 
 
 def manifest(**columns: list[float]) -> Manifest:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from afire.tasks import metrics as m
-from afire.tasks.masks import choose, piece_sizes, without_small_pieces
+from afire.tasks.masks import choose, component_sizes, without_small_components
 
 
 def smooth_films(count: int = 6, size: int = 20) -> np.ndarray:
@@ -22,19 +22,19 @@ def test_pieces_and_their_overlap() -> None:
     inside[0, 0] = inside[2:4, 2:5] = inside[5, 5] = True
     truth = np.zeros((6, 6), bool)
     truth[3, :] = truth[5, 5] = True
-    areas, overlaps = piece_sizes(inside, truth)
+    areas, overlaps = component_sizes(inside, truth)
     assert areas.tolist() == [1, 6, 1] and overlaps.tolist() == [0, 3, 1]
-    assert piece_sizes(np.zeros((3, 3), bool), truth[:3, :3])[0].tolist() == []
+    assert component_sizes(np.zeros((3, 3), bool), truth[:3, :3])[0].tolist() == []
 
 
 def test_small_pieces_go_and_large_ones_stay() -> None:
     masks = np.zeros((2, 6, 6), bool)
     masks[0, 0, 0] = masks[0, 2:4, 2:5] = True
-    kept = without_small_pieces(masks, 2)
+    kept = without_small_components(masks, 2)
     assert not kept[0, 0, 0] and kept[0].sum() == 6 and kept[1].sum() == 0
-    assert without_small_pieces(masks, 7).sum() == 0
-    assert np.array_equal(without_small_pieces(masks, 6), kept) and np.array_equal(
-        without_small_pieces(masks, 0), masks
+    assert without_small_components(masks, 7).sum() == 0
+    assert np.array_equal(without_small_components(masks, 6), kept) and np.array_equal(
+        without_small_components(masks, 0), masks
     )
 
 
@@ -46,10 +46,10 @@ def test_the_choice_is_the_best_of_all_pairs() -> None:
     counts = np.zeros((2, len(films), 4, 3))
     slow = np.zeros((4, 3))
     for t, a in np.ndindex(4, 3):
-        cut = without_small_pieces(films >= thresholds[t], least[a] * 400)
+        cut = without_small_components(films >= thresholds[t], least[a] * 400)
         slow[t, a] = m.dice(cut, truth).mean()
         for film in range(len(films)):
-            areas, overlaps = piece_sizes(films[film] >= thresholds[t], truth[film])
+            areas, overlaps = component_sizes(films[film] >= thresholds[t], truth[film])
             large = areas >= least[a] * 400
             counts[:, film, t, a] = areas[large].sum(), overlaps[large].sum()
     found = choose(counts[0], counts[1], truth.sum(axis=(1, 2)).astype(float), thresholds, least, "all")

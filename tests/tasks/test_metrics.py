@@ -123,7 +123,7 @@ def test_draws_keep_a_patients_films_together_and_their_number() -> None:
 
 
 def test_draws_in_blocks_are_as_many_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(m, "_CELLS_AT_ONCE", 20)
+    monkeypatch.setattr(m, "_ENTRIES_AT_ONCE", 20)
     blocks = list(m.patient_draws(np.array(list("abcdef"), dtype=object), np.random.default_rng(0), 10))
     assert [len(block) for block in blocks] == [3, 3, 3, 1]
 

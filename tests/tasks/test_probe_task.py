@@ -77,5 +77,5 @@ def test_mistakes_end_before_any_feature_is_computed(task: ProbeTask, monkeypatc
     monkeypatch.setattr("afire.tasks.probe.film_features", never)
     with pytest.raises(UserError, match="no label 'Blub'; did you mean Blob"):
         list(run_probe(dataclasses.replace(task, labels=["Blub"])))
-    with pytest.raises(UserError, match="films with and without the finding are needed in every part"):
+    with pytest.raises(UserError, match="films with and without the finding are needed in train, val and test"):
         list(run_probe(dataclasses.replace(task, labels=["Rare"]), [0.02]))

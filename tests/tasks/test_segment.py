@@ -71,7 +71,7 @@ def test_what_validation_keeps_is_what_masks_would_give() -> None:
             dice = m.dice(whole, masks)
             slow.append((dice.mean() + dice[[0, 1, 3]].mean()) / 2)
     assert one.score(kept, np.arange(4)) == pytest.approx(max(slow))
-    choice = one.choose_pieces(one.keep_pieces(outputs, np.arange(4)).numpy())
+    choice = one.choose_components(one.keep_components(outputs, np.arange(4)).numpy())
     assert 0 < choice.value <= 1 and choice.threshold in (0.3, 0.7)
 
 

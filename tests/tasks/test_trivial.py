@@ -11,7 +11,7 @@ from PIL import Image
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.tasks.metrics import laplacian_variance, size_features, trivial_features, trivial_hash
+from afire.tasks.features import laplacian_variance, size_features, trivial_features, trivial_hash
 
 
 def test_sharpness_equals_the_loop(films: PackedFilms) -> None:
