@@ -32,10 +32,10 @@ from afire.data.decode import fit_square, read_film
 from afire.data.phantom.film import draw_film
 from afire.detect.base import HeatScale, NormalFilms
 from afire.detect.choose import Choice, Component
-from afire.detect.detector import MapDetector
-from afire.detect.findings import SCORED, FilmResult, regions
-from afire.detect.maps import Evidence
+from afire.detect.findings import SCORED, FilmResult
+from afire.detect.maps import Evidence, MapDetector
 from afire.detect.run import Drawing, ReadFilm, RunTask, run_detector
+from afire.lesions.places import regions
 from afire.methods.afire import AFiRe
 from afire.report.detect_pictures import Painter
 

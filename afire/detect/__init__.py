@@ -36,7 +36,7 @@ class _Detectors(Mapping[str, Any]):
 
 DETECTORS = _Detectors(
     {
-        "afire": "afire.detect.detector:MapDetector",
+        "afire": "afire.detect.maps:MapDetector",
         "patchcore": "afire.detect.patchcore:PatchCore",
     }
 )

@@ -44,13 +44,12 @@ from afire.detect.findings import (
     UNREADABLE,
     FilmResult,
     read_journal,
-    region_message,
-    regions,
     shown_name,
     to_line,
 )
 from afire.errors import UserError
 from afire.files import folder_lock, names_path, sha256_file, sha256_text
+from afire.lesions.places import region_message, regions
 from afire.processes import usable_cores
 from afire.progress import progress
 

@@ -21,9 +21,10 @@ from PIL import Image
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER, AnomalyDetector
-from afire.detect.findings import OUT_OF_DOMAIN, SCORED, SIDES, UNREADABLE, FilmResult, Rule, counts, ranked
+from afire.detect.findings import OUT_OF_DOMAIN, SCORED, UNREADABLE, FilmResult, Rule, counts, ranked
 from afire.detect.run import PAGE
 from afire.files import write_text
+from afire.lesions.places import SIDES
 from afire.processes import usable_cores
 from afire.progress import track
 from afire.report.detect_pictures import DIFFERENCE_TOP, MOST_ON_PAGE, css_gradient, difference_colours, heat_on_grey

@@ -16,7 +16,6 @@ from afire.data.keys import Seen, films_seen
 from afire.data.pack import PackedFilms
 from afire.detect.adapt import adaptation
 from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, FitTask, load_detector
-from afire.detect.detector import MapDetector
 from afire.detect.fit import (
     asked_scores,
     detect_settings,
@@ -25,6 +24,7 @@ from afire.detect.fit import (
     open_networks,
     unadapted,
 )
+from afire.detect.maps import MapDetector
 from afire.errors import UserError
 from afire.training.engine import Schedules
 from afire.weights import open_weights

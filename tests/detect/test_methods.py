@@ -11,9 +11,8 @@ import torch
 from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.detect.base import AnomalyDetector, FitTask, NormalFilms, load_detector
-from afire.detect.detector import MapDetector
 from afire.detect.fit import detect_settings, fit_detector, open_networks
-from afire.detect.maps import possible_maps
+from afire.detect.maps import MapDetector, possible_maps
 from afire.export.onnx import run_detector_graph, write_detector_graph
 from afire.files import read_json
 from afire.methods import make_method

@@ -15,8 +15,8 @@ from afire.config import Config, load_config, to_yaml
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.detect.base import AnomalyDetector, Subsets
-from afire.detect.detector import MapDetector
 from afire.detect.fit import calibrate
+from afire.detect.maps import MapDetector
 from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.export.write import export_bundle
 from afire.methods import make_method

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from afire.data.phantom.film import draw_film
-from afire.detect.findings import Region, region_message, regions
+from afire.lesions.places import Region, region_message, regions
 
 GRID = 8
 
