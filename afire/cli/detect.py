@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from afire.config import Config
     from afire.data.pack import Films
     from afire.data.splits import Split
     from afire.detect.findings import FilmResult, Rule
@@ -40,6 +41,10 @@ def fit(
     score: Annotated[
         str | None, typer.Option("--score", help="auto, or the name of a score, or several joined by +.")
     ] = None,
+    procedure: Annotated[
+        Literal["afire", "paper"],
+        typer.Option(help="paper: SLM lesions, no lesion classifier, the restoration score; of --method afire."),
+    ] = "afire",
     preset: Preset = None,
     config_file: ConfigFile = None,
     overrides: Set = None,
@@ -57,16 +62,15 @@ def fit(
     from afire.cli.settings import PRETRAIN, Owner, sort_settings
     from afire.cli.tasks import stops_on_signal
     from afire.data.pack import config_for, open_films
-    from afire.detect import DETECTORS
     from afire.detect.base import FitTask
     from afire.detect.fit import detect_settings, fit_detector, open_networks
     from afire.report.detect_tables import show_choice, write_choice
 
     own, networks_own = sort_settings(overrides, Owner("detect", DETECTORS[method].Settings), PRETRAIN)
     asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
-    settings = detect_settings(asked, method)
     networks = open_networks(weights, preset, config_file, networks_own)
     config = config_for(networks.config, data)
+    settings = detect_settings(asked, method, _choices(procedure, method, config))
     image = config.image
     films = open_films(data, root, image.size, image.fit, image.voi)
     task = FitTask(
@@ -82,6 +86,7 @@ def fit(
         device=device,
         resume=resume,
         method=method,
+        procedure=procedure,
     )
     with stops_on_signal():
         detector = fit_detector(task)
@@ -92,6 +97,18 @@ def fit(
         screen = console()
         show_choice(screen, detector)
         screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+
+
+def _choices(procedure: str, method: str, config: Config) -> dict[str, Any] | None:
+    """What a procedure says about the settings."""
+    from afire.detect.adapt import paper_procedure
+    from afire.errors import UserError
+
+    if procedure == "afire":
+        return None
+    if method != "afire":
+        raise UserError(f"--procedure paper is of the detector afire; leave it out with --method {method}.")
+    return paper_procedure(config)
 
 
 def _split(films: Films, file: Path | None, protocol: str | None) -> Split | None:

@@ -8,16 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from afire.config import Config
+from afire.config import Config, LesionConfig
 from afire.detect.base import ADAPT, FitTask, Subsets
+from afire.errors import UserError
 from afire.methods import Method, method_type
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.settings import DetectConfig
 from afire.training.pretrain import Start, pretrain
 from afire.weights import open_weights, start_from
+
+
+def paper_procedure(config: Config) -> dict[str, Any]:
+    """Settings by which a detector is made as AFiRe's paper makes it, from networks of the settings ``config``.
+
+    SLM lesions, as many versions of a film as in pre-training, no lesion classifier, the restoration score (in log
+    space, where larger is more abnormal). The adaptation is the default one: the paper's losses, Adam at 1e-4, cosine,
+    batch 64. What the paper leaves open stays ours: the number of epochs, and a threshold from held-out normal films.
+    """
+    if config.method != "afire" or not config.losses.restoration:
+        raise UserError(
+            "--procedure paper scores how well AFiRe's decoder restores a film, and these weights have no such decoder."
+        )
+    slm = LesionConfig(views=config.lesions.views)
+    return {"score": "restoration", "adapt": {"lesion": 0.0, "lesions": slm.model_dump()}}
 
 
 def adapted(task: FitTask, subsets: Subsets) -> Method:

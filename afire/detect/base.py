@@ -87,6 +87,7 @@ class FitTask:
     device: str = "auto"
     resume: bool = False
     method: str = "afire"  # of DETECTORS
+    procedure: str = "afire"  # or paper: whose choices the settings are
 
 
 class NormalFilms:

@@ -316,6 +316,7 @@ def _result(
     config: dict[str, Any] = {
         "protocol": test.protocol,
         "detector": first.method,
+        "procedure": first.origin.get("procedure", "afire"),
         "flops": first.cost(),
         "false_alarms": first.false_alarms,
         "fitted": [run.detector.settings.model_dump() for run in measured],

@@ -126,10 +126,22 @@ def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[
         )
 
 
-def detect_settings(overrides: Sequence[str], method: str = "afire") -> DetectorConfig:
-    """The detector's settings: defaults, changed by ``overrides``, each of which may change one of a group."""
+def detect_settings(
+    overrides: Sequence[str], method: str = "afire", procedure: Mapping[str, Any] | None = None
+) -> DetectorConfig:
+    """The detector's settings: defaults, changed by ``overrides``, each of which may change one of a group.
+
+    A ``procedure`` is a set of choices that overrides may complete and not contradict.
+    """
     defaults: DetectorConfig = DETECTORS[method].Settings()
-    return changed(defaults, *map(parse_override, overrides))
+    asked = [parse_override(override) for override in overrides]
+    settings = changed(defaults, procedure or {}, *asked)
+    if procedure and changed(settings, procedure) != settings:
+        raise UserError(
+            "--procedure says the score, the lesions and the lesion classifier itself; leave out --score and --set "
+            "that say otherwise."
+        )
+    return settings
 
 
 _LESION_SEED = 60_000  # far from any run's own lesions
@@ -289,6 +301,7 @@ def _origin(task: FitTask, subsets: Subsets, notes: list[str]) -> dict[str, Any]
         "held_out_by": subsets.held_out_by,
         "split": task.split.hash if task.split is not None else None,
         "weights": _weights_name(task),
+        "procedure": task.procedure,
         "notes": notes,
         "environment": environment(),
     }

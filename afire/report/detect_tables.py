@@ -86,10 +86,11 @@ def facts(detector: AnomalyDetector) -> list[str]:
     )
     weights = origin.get("weights", {}).get("name", "unknown")
     data, rate = origin.get("data", {}), 100 * detector.false_alarms
+    paper = ", by the paper's procedure" if origin.get("procedure") == "paper" else ""
     return [
         f"{counts} calibrate; held out: {origin.get('held_out_by', 'unknown')}",
         f"threshold {detector.threshold:.4g}: at most {rate:g} % of such normal films are flagged",
-        f"{detector.cost() / 1e9:.3g} GFLOP to score a film ({detector.method})",
+        f"{detector.cost() / 1e9:.3g} GFLOP to score a film ({detector.method}{paper})",
         f"weights {weights}; films of {data.get('name', '')} ({str(data.get('hash', ''))[:12]})",
     ]
 
@@ -214,8 +215,9 @@ def place_table(place: Place) -> Table:
 
 def _facts(found: Evaluated) -> dict[str, str]:
     result = found.result
+    paper = ", by the paper's procedure" if result.config["procedure"] == "paper" else ""
     return {
-        "detector": f"{result.config['detector']}, {result.config['flops'] / 1e9:.3g} GFLOP a film",
+        "detector": f"{result.config['detector']}{paper}, {result.config['flops'] / 1e9:.3g} GFLOP a film",
         "score": result.method,
         "weights": f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`",
         "data": f"{result.data['name']}, hash `{str(result.data['hash'])[:12]}`",

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import afire
 from afire.cli import app
+from afire.config import LesionConfig, load_config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
 from afire.detect.base import load_detector
@@ -20,6 +21,10 @@ from tests.tasks.conftest import SMALLEST, draw_films
 
 DISCLAIMER = "Research software, not a medical device."
 SETTINGS = [word for text in [*SMALLEST, "training.epochs=1"] for word in ("--set", text)]
+
+
+RANDOM = ["fit", "--weights", "random", "--preset", "tiny", "--data", "PACK", "--out", "OUT"]
+PAPER = [*RANDOM, "--procedure", "paper"]
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +53,28 @@ def test_fit_then_eval(films: Path, tmp_path: Path) -> None:
     assert {"detect.md", "detect.json", "result.json", "predictions.parquet", "roc.png", "scores.png"} <= {
         path.name for path in out.iterdir()
     }
+
+
+def test_the_papers_procedure(films: Path, tmp_path: Path) -> None:
+    runner, run, model = CliRunner(), tmp_path / "run", tmp_path / "model"
+    more = ["--set", "losses.lesion=1", "--set", "lesions.views=2", "--set", "lesions.haze=0.5"]
+    words = ["pretrain", "--data", str(films), "--preset", "tiny", *SETTINGS, *more, "--device", "cpu"]
+    assert runner.invoke(app, [*words, "--out", str(run)]).exit_code == 0
+    own = ["--procedure", "paper", "--set", "held_out=0.4", "--set", "false_alarms=0.2", "--set", "adapt.epochs=1"]
+    fit = ["detect", "fit", "--weights", str(run), "--data", str(films), *own, "--device", "cpu"]
+    done = runner.invoke(app, [*fit, "--out", str(model)])
+    assert done.exit_code == 0, done.output
+    assert "> restoration" in done.stdout and "the paper's procedure" in done.stdout
+    adapt = load_config(file=model / "adapt" / "config.yaml")
+    assert adapt.lesions == LesionConfig(views=2), "SLM as the paper draws it, as often as in pre-training"
+    assert adapt.losses.lesion == 0 and adapt.training.weight_decay == 0
+    detector = load_detector(model)
+    assert detector.choice.name == "restoration" and detector.origin["procedure"] == "paper"
+    assert "lesion" not in detector.choice.table, "no classifier"
+    for contradiction in (["--score", "gaussian"], ["--set", "adapt.lesion=1"], ["--set", "adapt.lesions.haze=0.5"]):
+        done = runner.invoke(app, [*fit, *contradiction, "--out", str(tmp_path / "other")])
+        assert isinstance(done.exception, UserError) and "leave out" in str(done.exception)
+    assert not (tmp_path / "other").exists()
 
 
 def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) -> None:
@@ -91,8 +118,10 @@ def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) ->
     [
         (["eval", "--model", "gone", "--data", "PACK", "--out", "OUT"], "gone holds no detector"),
         (["fit", "--weights", "random", "--data", "PACK", "--out", "OUT"], "add --preset"),
+        ([*PAPER, "--method", "patchcore"], "is of the detector afire"),
+        ([*PAPER, "--set", "losses.restoration=0"], "no such decoder"),
         (["fit", "--method", "squid", "--weights", "random", "--data", "PACK", "--out", "OUT"], "there is no detector"),
-        (["fit", "--weights", "random", "--preset", "tiny", "--data", "PACK", "--out", "OUT"], "the films are 32 px"),
+        (RANDOM, "the films are 32 px"),
     ],
 )
 def test_mistakes_are_one_sentence(films: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
