@@ -135,47 +135,47 @@ _MARKS: Mapping[str, Mark] = {"chosen": "bold", "single": "", "trivial": "italic
 _SHOWN = ("average_precision", "accuracy", "f1", "oracle_accuracy", "oracle_f1")
 
 
-def write_detection(out: Path, found: Evaluated, pictures: Sequence[str] = ()) -> None:
+def write_detection(out: Path, evaluated: Evaluated, pictures: Sequence[str] = ()) -> None:
     """Write the page and every number of it into the result's folder."""
     numbers = {
         "note": DISCLAIMER,
-        "protocol": found.protocol,
-        "films": found.counts,
-        "best_trivial": found.best_trivial,
-        "rows": [asdict(line) for line in found.lines],
+        "protocol": evaluated.protocol,
+        "films": evaluated.counts,
+        "best_trivial": evaluated.best_trivial,
+        "rows": [asdict(line) for line in evaluated.lines],
         "findings": {
-            name: {"films": found.finding_films[name], **{key: asdict(estimate) for key, estimate in row.items()}}
-            for name, row in found.findings.items()
+            name: {"films": evaluated.finding_films[name], **{key: asdict(estimate) for key, estimate in row.items()}}
+            for name, row in evaluated.findings.items()
         },
-        "localisation": asdict(found.place) if found.place is not None else None,
-        "verdicts": found.verdicts,
-        "notes": found.result.notes,
+        "localisation": asdict(evaluated.place) if evaluated.place is not None else None,
+        "verdicts": evaluated.verdicts,
+        "notes": evaluated.result.notes,
     }
     write_json(out / NUMBERS, to_json(numbers))
-    write_text(out / PAGE, detection_page(found, pictures))
+    write_text(out / PAGE, detection_page(evaluated, pictures))
 
 
-def detection_page(found: Evaluated, pictures: Sequence[str] = ()) -> str:
+def detection_page(evaluated: Evaluated, pictures: Sequence[str] = ()) -> str:
     """The page as Markdown."""
-    result = found.result
+    result = evaluated.result
     sections = [
         f"# Detection: {result.name}",
-        facts_table(_facts(found)).markdown(),
-        "\n".join(f"- {message}" for message in found.verdicts),
+        facts_table(_facts(evaluated)).markdown(),
+        "\n".join(f"- {message}" for message in evaluated.verdicts),
         "## Test films",
-        rows_table(found.lines).markdown(),
-        _reading(found),
+        rows_table(evaluated.lines).markdown(),
+        _reading(evaluated),
     ]
-    if found.place is not None:
-        sections += ["## Places", place_table(found.place).markdown(), _place_reading(found.place)]
-    if found.findings:
-        sections += ["## Findings", findings_table(found).markdown()]
+    if evaluated.place is not None:
+        sections += ["## Places", place_table(evaluated.place).markdown(), _place_reading(evaluated.place)]
+    if evaluated.findings:
+        sections += ["## Findings", findings_table(evaluated).markdown()]
         sections.append("Normal films against films with the finding, chosen score.")
-    others = [note for note in result.notes if note not in found.verdicts]
+    others = [note for note in result.notes if note not in evaluated.verdicts]
     if others:
         sections += ["## Notes", "\n".join(f"- {note}" for note in others)]
     sections += [f"![{Path(name).stem}]({name})" for name in pictures]
-    sections += ["## Rows", "\n".join(f"- **{line.name}**: {line.meaning}" for line in found.lines)]
+    sections += ["## Rows", "\n".join(f"- **{line.name}**: {line.meaning}" for line in evaluated.lines)]
     sections += [
         f"`{RESULT}` and `{NUMBERS}` have every number, `{PREDICTIONS}` every film. afire {__version__}.",
         DISCLAIMER,
@@ -188,16 +188,16 @@ def rows_table(lines: Sequence[Line]) -> Table:
     return table_of(_HEADER, [Row([_name(line), *_cells(line)], _MARKS[line.kind]) for line in lines])
 
 
-def findings_table(found: Evaluated) -> Table:
+def findings_table(evaluated: Evaluated) -> Table:
     """A row for each finding, the best found first."""
-    order = sorted(found.findings, key=lambda name: -found.findings[name]["auc"].mean)
+    order = sorted(evaluated.findings, key=lambda name: -evaluated.findings[name]["auc"].mean)
     rows = [
         [
             name.replace("_", " "),
-            f"{found.finding_films[name]:,}",
-            mean_sd(found.findings[name]["auc"]),
-            interval_text(found.findings[name]["auc"]) or DASH,
-            mean_sd(found.findings[name]["average_precision"]),
+            f"{evaluated.finding_films[name]:,}",
+            mean_sd(evaluated.findings[name]["auc"]),
+            interval_text(evaluated.findings[name]["auc"]) or DASH,
+            mean_sd(evaluated.findings[name]["average_precision"]),
         ]
         for name in order
     ]
@@ -213,15 +213,15 @@ def place_table(place: Place) -> Table:
     return table_of(["heat of the chosen score", "value", "95 % interval", "by chance"], rows)
 
 
-def _facts(found: Evaluated) -> dict[str, str]:
-    result = found.result
+def _facts(evaluated: Evaluated) -> dict[str, str]:
+    result, counts = evaluated.result, evaluated.counts
     paper = ", by the paper's procedure" if result.config["procedure"] == "paper" else ""
     return {
         "detector": f"{result.config['detector']}{paper}, {result.config['flops'] / 1e9:.3g} GFLOP a film",
         "score": result.method,
         "weights": f"{result.weights['name']} ({result.weights['report']}), hash `{result.weights['hash'][:12]}`",
         "data": f"{result.data['name']}, hash `{str(result.data['hash'])[:12]}`",
-        "test films": f"{found.protocol}: {found.counts['normal']:,} normal, {found.counts['abnormal']:,} abnormal",
+        "test films": f"{evaluated.protocol}: {counts['normal']:,} normal, {counts['abnormal']:,} abnormal",
         "test hash": f"`{result.test_hash[:12]}`",
         "detectors": ", ".join(run.name for run in result.runs),
         **({"pre-training": result.seen_text} if result.seen_text else {}),
@@ -229,13 +229,13 @@ def _facts(found: Evaluated) -> dict[str, str]:
     }
 
 
-def _reading(found: Evaluated) -> str:
-    rate = found.result.config["false_alarms"]
-    count = len(found.result.runs)
+def _reading(evaluated: Evaluated) -> str:
+    rate = evaluated.result.config["false_alarms"]
+    count = len(evaluated.result.runs)
     over = "one detector, so there is no sd" if count == 1 else f"sd over {count} detectors"
     return (
-        f"Mean and {over}; intervals and differences are bootstraps over {found.result.drawn_over}, the same draws for "
-        "all rows. "
+        f"Mean and {over}; intervals and differences are bootstraps over {evaluated.result.drawn_over}, the same "
+        "draws for all rows. "
         f"ACC and F1 are at the threshold that lets at most {100 * rate:g} % of held-out normal films be flagged. "
         "**Oracle**: the best that any threshold gives on these very test films; it looks at their labels and is an "
         "upper bound, not a result. Rows in italics are trivial detectors, which have seen the same normal films."
@@ -266,10 +266,10 @@ def _against(line: Line) -> str:
     return f"{signed(difference.value)} ({signed(difference.low)} to {signed(difference.high)}){better}"
 
 
-def show_detection(screen: Console, found: Evaluated) -> None:
+def show_detection(screen: Console, evaluated: Evaluated) -> None:
     """The table on the terminal, narrow enough for 80 columns, and what it says."""
-    screen.print(_narrow_table(found).console(frame=False))
-    rate = 100 * float(found.result.config["false_alarms"])
+    screen.print(_narrow_table(evaluated).console(frame=False))
+    rate = 100 * float(evaluated.result.config["false_alarms"])
     screen.print(
         Text(
             f"ACC and F1 at {rate:g} % false alarms on held-out normals; * oracle: best threshold on the test films; "
@@ -277,23 +277,23 @@ def show_detection(screen: Console, found: Evaluated) -> None:
         ),
         soft_wrap=True,
     )
-    if found.place is not None:
-        screen.print(Text(place_message(found.place)), soft_wrap=True)
-    for note in found.result.notes:
+    if evaluated.place is not None:
+        screen.print(Text(place_message(evaluated.place)), soft_wrap=True)
+    for note in evaluated.result.notes:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
     screen.print(Text(DISCLAIMER, style="dim"))
 
 
-def _narrow_table(found: Evaluated) -> Table:
+def _narrow_table(evaluated: Evaluated) -> Table:
     """The rows without what does not fit, a block for each kind."""
-    several = len(found.result.runs) > 1
+    several = len(evaluated.result.runs) > 1
     header = ["", "AUC", *(("sd",) if several else ()), "95 %", "AP", "ACC", "F1", "ACC*", "F1*"]
     columns = [Column(title, text=not place) for place, title in enumerate(header)]
     blocks = [
         Block([Row(_narrow(line, several), _MARKS[kind]) for line in lines])
-        for kind, lines in groupby(found.lines, key=lambda line: line.kind)
+        for kind, lines in groupby(evaluated.lines, key=lambda line: line.kind)
     ]
-    return Table(columns, blocks, f"{found.result.name}: {found.protocol}")
+    return Table(columns, blocks, f"{evaluated.result.name}: {evaluated.protocol}")
 
 
 def _narrow(line: Line, several: bool) -> list[str]:

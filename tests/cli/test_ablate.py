@@ -28,12 +28,12 @@ def newest_step(trial: Path) -> int:
 
 def timed(trial: Path) -> dict[int, float]:
     """Films a second noted at each step: no two trainings would note the same."""
-    found = {}
+    rates = {}
     for line in (trial / "run" / "metrics.jsonl").read_text().splitlines():
         if line.endswith("}") and "images_per_second" in (record := json.loads(line)):
-            assert record["step"] not in found, "a step is noted twice"
-            found[record["step"]] = record["images_per_second"]
-    return found
+            assert record["step"] not in rates, "a step is noted twice"
+            rates[record["step"]] = record["images_per_second"]
+    return rates
 
 
 @pytest.mark.slow

@@ -16,8 +16,8 @@ from tests.figure_parts import draw_boxed_pack, make_run
 
 
 def test_names_of_weights(tmp_path: Path) -> None:
-    found = parse_named(["K 64=runs/a", "random", "runs/nih", "hf://me/model", "./a=b/c"])
-    assert found == {
+    named = parse_named(["K 64=runs/a", "random", "runs/nih", "hf://me/model", "./a=b/c"])
+    assert named == {
         "K 64": "runs/a",
         "random": "random",
         "nih": "runs/nih",

@@ -20,7 +20,7 @@ def afire(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def all_commands() -> list[list[str]]:
-    found: list[list[str]] = []
+    commands: list[list[str]] = []
 
     def walk(command: object, path: list[str]) -> None:
         below = getattr(command, "commands", None)
@@ -28,10 +28,10 @@ def all_commands() -> list[list[str]]:
             for name, child in below.items():
                 walk(child, [*path, name])
         else:
-            found.append(path)
+            commands.append(path)
 
     walk(get_command(app), [])
-    return found
+    return commands
 
 
 def test_version() -> None:
@@ -55,11 +55,11 @@ def test_help_needs_neither_torch_nor_pandas() -> None:
 
 @pytest.mark.parametrize("command", all_commands(), ids=" ".join)
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:
-    found = get_command(app)
+    known = get_command(app)
     for name in command:
-        found = found.commands[name]  # type: ignore[attr-defined]
+        known = known.commands[name]  # type: ignore[attr-defined]
     words = " ".join(command).replace("shenzhen", "lungmasks")  # two names of one command
-    assert f"Example: [cyan]afire {words}" in (found.help or "")
+    assert f"Example: [cyan]afire {words}" in (known.help or "")
 
 
 def test_unknown_command_is_a_usage_error() -> None:

@@ -30,14 +30,14 @@ FACTS = {"data": "films_1, 32 px, hash `abc`", "budget": "equal: 1 epochs, batch
 
 def row(name: str, auc: float, against: bool = True) -> TableRow:
     measures: dict[str, Estimate] = {measure: estimate([auc - 0.01, auc + 0.01]) for measure in MEASURES}
-    one = Against(-0.05, 0.0002, Difference(-0.05, -0.08, -0.02, 0.031))
+    against_full = Against(-0.05, 0.0002, Difference(-0.05, -0.08, -0.02, 0.031))
     mine = Row(name, RowFile(title="100 % mine_1", note="a note"))  # type: ignore[call-arg]
     return TableRow(
         row=KNOWN.get(name, mine),
         seeds=[0, 1],
         measures=measures,
         scores={"gaussian": measures["detection"]},
-        against=dict.fromkeys(MEASURES, one) if against else {},
+        against=dict.fromkeys(MEASURES, against_full) if against else {},
         same_as_full=False,
         minutes=1.25,
     )
@@ -50,8 +50,8 @@ def table() -> AblationTable:
 
 
 def test_groups_open_with_the_full_method(table: AblationTable) -> None:
-    found = [(title, [one.row.name for one in rows]) for title, rows in sections(table)]
-    assert found == [
+    groups = [(title, [row.row.name for row in rows]) for title, rows in sections(table)]
+    assert groups == [
         ("Table 1 of the paper", ["full", "no-category"]),
         ("Table 4 of the paper", ["full", "feature-contrast"]),
         ("Other rows", ["full", "own"]),
@@ -88,10 +88,10 @@ def test_csv_and_json_hold_every_number(table: AblationTable) -> None:
     records = list(csv.DictReader(io.StringIO(ablation_csv(table))))
     assert [record["row"] for record in records] == ["full", "no-category", "feature-contrast", "own"]
     assert float(records[1]["auc_p_paired"]) == 0.031 and records[0]["auc_p_paired"] == ""
-    found = ablation_json(table)
-    assert found["rows"][1]["values"]["auc"] == pytest.approx([0.84, 0.86])
-    assert found["rows"][0]["auc_low"] is None  # no bootstrap was drawn: not a number, so null
-    assert found["ordering"]["spearman"] == 0.5
+    record = ablation_json(table)
+    assert record["rows"][1]["values"]["auc"] == pytest.approx([0.84, 0.86])
+    assert record["rows"][0]["auc_low"] is None  # no bootstrap was drawn: not a number, so null
+    assert record["ordering"]["spearman"] == 0.5
 
 
 def test_the_sentence_on_order() -> None:

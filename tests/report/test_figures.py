@@ -79,7 +79,7 @@ def test_gradcam(boxed: Path, tmp_path: Path) -> None:
     assert record["data"]["findings"] == ["Spot", "Haze"]  # type: ignore[index]
     assert files.numbers["c0"]["hit"]["chance"] == pytest.approx(144 / 1024)
     assert files.numbers["c0"]["by_finding"]["Spot"]["cases"] == 10
-    assert {one["finding"] for one in record["shown"]} == {"Spot", "Haze"}  # type: ignore[attr-defined]
+    assert {case["finding"] for case in record["shown"]} == {"Spot", "Haze"}  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="own test films; leave --part out"):
         draw_gradcam(tmp_path / "no", results, Source(boxed, part="train"), **CPU)
 

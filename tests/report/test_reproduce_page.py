@@ -53,6 +53,6 @@ def test_the_whole_page(block: Block, tmp_path: Path) -> None:
     assert "**Nothing here yet.** Step detect-0: no such film." in text
     assert "```\nafire pretrain\nafire probe\n```" in text
     assert (tmp_path / "tables" / "table2.tex").exists()
-    found = read_json(tmp_path / "reproduce.json")
-    assert found["targets"][0]["tables"][0]["rows"][0]["ours"]["100"]["sd"] is None
-    assert found["targets"][1]["unfinished"].startswith("step detect-0")
+    record = read_json(tmp_path / "reproduce.json")
+    assert record["targets"][0]["tables"][0]["rows"][0]["ours"]["100"]["sd"] is None
+    assert record["targets"][1]["unfinished"].startswith("step detect-0")

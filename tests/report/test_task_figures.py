@@ -30,12 +30,12 @@ def drawn(labels: list[str], runs: int = 2, films: int = 60) -> tuple[Result, pd
             columns[f"truth:{label}"] = truth[:, c]
             columns[f"score:{label}"] = np.clip(0.4 * truth[:, c] + 0.6 * rng.random(films), 0, 1)
         frames.append(pd.DataFrame(columns))
-    one = {"auc": Estimate(0.8, 0.01, 0.7, 0.9, [0.8] * runs)}
+    metrics = {"auc": Estimate(0.8, 0.01, 0.7, 0.9, [0.8] * runs)}
     nothing = {"auc": Estimate(*[math.nan] * 4, [math.nan] * runs)}
-    per_label = {label: nothing if label == "Hernia" else one for label in labels}
+    per_label = {label: nothing if label == "Hernia" else metrics for label in labels}
     run_results = [RunResult(f"seed-{i}", i, None, "s", "w", {"test": films}, {}, {"auc": 0.8}) for i in range(runs)]
     result = Result(
-        "probe", "linear", "drawn", {}, "s", "t", {}, labels, 1.0, {}, run_results, one, per_label, {}, ["afire"]
+        "probe", "linear", "drawn", {}, "s", "t", {}, labels, 1.0, {}, run_results, metrics, per_label, {}, ["afire"]
     )
     return result, pd.concat(frames, ignore_index=True)
 
@@ -84,12 +84,12 @@ def test_roc_equals_scikit_learns_also_with_weights() -> None:
     rng = np.random.default_rng(0)
     scores, truth = rng.integers(0, 8, 50) / 8, rng.integers(0, 2, 50).astype(float)
     weights = rng.integers(0, 3, (2, 50)).astype(float)
-    found = roc_curves(scores, truth, np.vstack([np.ones(50), weights, truth]))
-    for curve, weight in zip(found[:3], np.vstack([np.ones(50), weights]), strict=True):
+    curves = roc_curves(scores, truth, np.vstack([np.ones(50), weights, truth]))
+    for curve, weight in zip(curves[:3], np.vstack([np.ones(50), weights]), strict=True):
         alarms, hits, _ = roc_curve(truth, scores, sample_weight=weight, drop_intermediate=False)
         inner = np.linspace(0, 1, 101) > 0  # at exactly 0 the curve is a vertical line
         np.testing.assert_allclose(curve[inner], np.interp(np.linspace(0, 1, 101), alarms, hits)[inner])
-    assert np.isnan(found[3]).all()  # only positives weigh anything
+    assert np.isnan(curves[3]).all()  # only positives weigh anything
 
 
 def test_reliability_counts_films_in_equal_bins() -> None:

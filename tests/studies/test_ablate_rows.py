@@ -33,11 +33,11 @@ TABLE4 = [
 SAME_AS_SMALL = {"full", "head-shared", "similarity-corrected", "clusters-64", "views-1"}
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
@@ -45,9 +45,9 @@ def test_a_row_changes_what_it_says(name: str) -> None:
     row, base = ROWS[name], load_config("small")
     changed = flat(row.config(base, seed=5).model_dump())
     before = flat(base.model_dump()) | {"seed": 5}
-    said = flat(row.settings)
-    assert {key: changed[key] for key in said} == said
-    assert {key for key in changed if changed[key] != before[key]} == {k for k in said if said[k] != before[k]}
+    stated = flat(row.settings)
+    assert {key: changed[key] for key in stated} == stated
+    assert {key for key in changed if changed[key] != before[key]} == {k for k in stated if stated[k] != before[k]}
     assert (name in SAME_AS_SMALL) == (changed == before)
 
 

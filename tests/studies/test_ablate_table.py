@@ -65,7 +65,7 @@ def test_means_and_spreads(drawn: Drawn, name: str) -> None:
     row = named(drawn.table(), name)
     expected = [drawn.metrics((name, seed)) for seed in SEEDS]
     for metric in ("auc", "accuracy", "f1"):
-        values = [one[metric] for one in expected]
+        values = [metrics[metric] for metrics in expected]
         assert row.measures[metric].mean == pytest.approx(sum(values) / 3)
         spread = (sum((value - sum(values) / 3) ** 2 for value in values) / 2) ** 0.5
         assert row.measures[metric].sd == pytest.approx(spread)
@@ -76,9 +76,9 @@ def test_means_and_spreads(drawn: Drawn, name: str) -> None:
 
 @pytest.mark.parametrize("measure", ["auc", "detection"])
 def test_tests_against_the_full_method(drawn: Drawn, measure: str) -> None:
-    found = drawn.probe if measure == "auc" else drawn.detection
+    scored = drawn.probe if measure == "auc" else drawn.detection
     row = named(drawn.table(), "no-category").against[measure]
-    ours, full = ([area(found[name, seed], truth()) for seed in SEEDS] for name in ("no-category", "full"))
+    ours, full = ([area(scored[name, seed], truth()) for seed in SEEDS] for name in ("no-category", "full"))
     assert row.difference == pytest.approx(np.mean(ours) - np.mean(full))
     assert row.p_seeds == pytest.approx(ttest_ind(ours, full, equal_var=False).pvalue)
 
@@ -88,7 +88,7 @@ def test_tests_against_the_full_method(drawn: Drawn, measure: str) -> None:
         patients = rng.integers(0, len(abnormal) // 2, len(abnormal) // 2)
         films = np.concatenate([2 * patients, 2 * patients + 1])
         means = [
-            np.mean([area(found[name, seed][films], abnormal[films]) for seed in SEEDS])
+            np.mean([area(scored[name, seed][films], abnormal[films]) for seed in SEEDS])
             for name in ("no-category", "full")
         ]
         differences.append(means[0] - means[1])

@@ -60,13 +60,13 @@ def request_(tmp_path: Path) -> Request:
 def report(request: Request, target: Target, **outcome: Any) -> TargetReport:
     alone = replace(request, targets=(target,))
     done = {step.name: 1.0 for step in plan(alone)}
-    found = collect(alone, Outcome(**{"seconds": done, **outcome}), {})
-    assert [one.target for one in found] == [target]
-    return found[0]
+    (only,) = collect(alone, Outcome(**{"seconds": done, **outcome}), {})
+    assert only.target == target
+    return only
 
 
-def settings(one: TargetReport) -> dict[str, tuple[str, str]]:
-    return {difference.setting: (difference.paper, difference.ours) for difference in one.differences}
+def settings(target: TargetReport) -> dict[str, tuple[str, str]]:
+    return {difference.setting: (difference.paper, difference.ours) for difference in target.differences}
 
 
 def test_transfer(request_: Request, tmp_path: Path) -> None:
@@ -77,17 +77,17 @@ def test_transfer(request_: Request, tmp_path: Path) -> None:
         )
     folds = result("finetune", {"auc": [0.8, 0.9]}, config, folds=True)
     write_result(tmp_path / "finetune-folds", folds, pd.DataFrame())
-    found = report(request_, "table2")
-    (block,) = found.blocks
+    collected = report(request_, "table2")
+    (block,) = collected.blocks
     assert list(block.columns.values()) == ["1 %", "10 %", "100 %", "folds (5; 2)"]
     ours = block.rows[0]
     assert ours.paper == pytest.approx({"1": 0.632, "10": 0.761, "100": 0.832, "folds": 0.845})
     assert ours.ours["1"].mean == pytest.approx(0.62) and ours.ours["folds"].mean == pytest.approx(0.85)
     assert {row.name for row in block.rows[1:]} >= {"DINO", "PCRL"} and not any(row.ours for row in block.rows[1:])
-    differing = settings(found)
+    differing = settings(collected)
     assert differing["finetune: folds"] == ("5", "2") and differing["finetune: batch size"] == ("128", "64")
     assert "finetune: seeds" not in differing and "finetune: labelling ratios" not in differing
-    assert found.pretraining[0].ours == "50 normal films of films" and "pre-trainings" not in differing
+    assert collected.pretraining[0].ours == "50 normal films of films" and "pre-trainings" not in differing
     write_text(tmp_path / "given" / "config.yaml", to_yaml(load_config("paper")))
     write_json(tmp_path / "given" / "data.json", {"used": 50, "films": 90, "source": "films", "hash": "h"})
     once = report(replace(request_, weights=tmp_path / "given"), "table2")
@@ -103,14 +103,14 @@ def test_detection(request_: Request, tmp_path: Path) -> None:
     trivial = {name: to_json(vars(estimate([0.55]))) for name in metrics}
     numbers = {"films": {"normal": 20, "abnormal": 30}, "best_trivial": "blur"}
     write_json(folder / "detect.json", {**numbers, "rows": [{"name": "blur", "metrics": trivial}]})
-    found = report(request_, "table3")
-    rows = found.blocks[0].rows
+    collected = report(request_, "table3")
+    rows = collected.blocks[0].rows
     assert rows[0].paper == pytest.approx({"accuracy": 0.668, "auc": 0.682, "f1": 0.604})
     assert rows[0].ours["auc"].mean == pytest.approx(0.8) and rows[1].name == "best trivial detector: blur"
-    differing = settings(found)
+    differing = settings(collected)
     assert differing["lesions while adapting"] == ("haze 0", "haze 0.5")
     assert "batch of adaptation" not in differing and "20 normal and 30 abnormal" in differing["films"][1]
-    assert found.notes == ["a note"]
+    assert collected.notes == ["a note"]
 
 
 def test_ablation(request_: Request, tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_ablation(request_: Request, tmp_path: Path) -> None:
     base = load_config("paper", overrides=["training.epochs=5"]).model_dump(exclude={"seed", "run"})
     films = {"normal": 50, "train": 70, "val": 10, "test": 20}
     write_json(tmp_path / "ablate" / "study.json", {"base": base, "data": {"name": "films"}, "films": films})
-    found = report(request_, "table1")
-    assert [one.name for one in found.blocks[0].rows] == ["1. full", "2. second"]
-    assert found.blocks[0].rows[1].paper["auc"] == 0.8 and found.blocks[0].rows[1].ours["f1"].mean == 0.6
-    assert found.notes == ["look out", "n"] and found.figures == [tmp_path / "figures" / "table1"]
-    differing = settings(found)
+    collected = report(request_, "table1")
+    assert [row.name for row in collected.blocks[0].rows] == ["1. full", "2. second"]
+    assert collected.blocks[0].rows[1].paper["auc"] == 0.8 and collected.blocks[0].rows[1].ours["f1"].mean == 0.6
+    assert collected.notes == ["look out", "n"] and collected.figures == [tmp_path / "figures" / "table1"]
+    differing = settings(collected)
     assert differing["training"] == ("epochs 800", "epochs 5") and differing["seeds"] == ("3", "1")
-    assert not found.pretraining  # its trials have pre-trainings of their own
+    assert not collected.pretraining  # its trials have pre-trainings of their own
 
 
 def test_what_is_not_finished_says_why(request_: Request) -> None:
@@ -140,7 +140,7 @@ def test_what_is_not_finished_says_why(request_: Request) -> None:
         "step films: not run yet"
     )
     done = {"films": 1.0}
-    found = report(request_, "table3", seconds=done, failed={"pack": "no such film. (exit code 2)"})
-    assert found.unfinished == "step pack: no such film. (exit code 2)" and not found.blocks
+    collected = report(request_, "table3", seconds=done, failed={"pack": "no such film. (exit code 2)"})
+    assert collected.unfinished == "step pack: no such film. (exit code 2)" and not collected.blocks
     impossible = collect(replace(request_, targets=()), Outcome(), {"fig-cam": "it has no boxes"})
-    assert [one.unfinished for one in impossible] == ["not possible: it has no boxes"]
+    assert [target.unfinished for target in impossible] == ["not possible: it has no boxes"]

@@ -41,19 +41,19 @@ def parse(step: PlannedStep) -> click.Context:
     context = click.Context(command, info_name="afire")
     while isinstance(command, click.Group):
         name = words.pop(0)
-        found = command.get_command(context, name)
-        assert found is not None, f"{step.name}: there is no {name}"
-        command = found
+        below = command.get_command(context, name)
+        assert below is not None, f"{step.name}: there is no {name}"
+        command = below
     return command.make_context(step.name, words)
 
 
 @pytest.mark.parametrize("on", list(DATASETS))
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_planned_command_is_understood(on: str, quick: bool, tmp_path: Path) -> None:
-    one = request(on, tmp_path)
+    asked = request(on, tmp_path)
     if quick and on != "phantom":
-        one = replace(one, scale=QUICK)
-    steps = plan(one)
+        asked = replace(asked, scale=QUICK)
+    steps = plan(asked)
     names = [step.name for step in steps]
     assert len(set(names)) == len(names)
     for number, step in enumerate(steps):
@@ -73,9 +73,9 @@ def test_the_papers_protocol_is_five_folds_three_ratios_three_seeds(tmp_path: Pa
 
 
 def test_targets_share_their_steps(tmp_path: Path) -> None:
-    one = request("phantom", tmp_path)
-    together = {step.name: step.command for step in plan(one)}
-    apart = [{s.name: s.command for s in plan(replace(one, targets=(target,)))} for target in one.targets]
+    asked = request("phantom", tmp_path)
+    together = {step.name: step.command for step in plan(asked)}
+    apart = [{s.name: s.command for s in plan(replace(asked, targets=(target,)))} for target in asked.targets]
     assert together == {name: command for steps in apart for name, command in steps.items()}
     assert sum("pretrain-0" in steps for steps in apart) == 5 and sum("pretrain-1" in steps for steps in apart) == 3
     for steps in apart:
@@ -86,13 +86,13 @@ def test_films_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     pack, run = tmp_path / "pack", tmp_path / "run"
     write_json(pack / "pack.json", {"settings": {"size": 224}})
     run.mkdir()
-    one = request("childcxr", tmp_path / "out", root=None, data=pack, weights=run)
-    check_films(one)
-    names = [step.name for step in plan(one)]
+    asked = request("childcxr", tmp_path / "out", root=None, data=pack, weights=run)
+    check_films(asked)
+    names = [step.name for step in plan(asked)]
     assert not {"films", "pack", "pretrain-0"} & set(names) and "table1" in names
     write_json(pack / "pack.json", {"settings": {"size": 128}})
     with pytest.raises(UserError, match="128 px, and the preset paper takes 224"):
-        check_films(one)
+        check_films(asked)
 
 
 def test_other_films_to_pretrain_on(tmp_path: Path) -> None:
@@ -121,17 +121,17 @@ def test_every_seed_has_a_pretraining_of_its_own(tmp_path: Path) -> None:
 def test_weights_may_be_a_run_for_each_seed(tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     write_json(pack / "pack.json", {"settings": {"size": 224}})
-    one = request("nih", tmp_path / "out", root=None, data=pack, weights=tmp_path / "run-{seed}")
+    asked = request("nih", tmp_path / "out", root=None, data=pack, weights=tmp_path / "run-{seed}")
     for seed in (0, 1):
         (tmp_path / f"run-{seed}").mkdir()
     with pytest.raises(UserError, match=r"--weights .*run-2 does not exist"):
-        check_films(one)
+        check_films(asked)
     (tmp_path / "run-2").mkdir()
-    check_films(one)
-    steps = {step.name: step for step in plan(one)}
-    assert f"--weights {tmp_path}/run-1 " in steps["detect-1"].command and not is_pretrained_once(one)
+    check_films(asked)
+    steps = {step.name: step for step in plan(asked)}
+    assert f"--weights {tmp_path}/run-1 " in steps["detect-1"].command and not is_pretrained_once(asked)
     assert steps["detect-1"].inputs == (pack, *(tmp_path / f"run-{seed}" for seed in (0, 1, 2)))
-    assert is_pretrained_once(replace(one, weights=tmp_path / "run-0"))
+    assert is_pretrained_once(replace(asked, weights=tmp_path / "run-0"))
 
 
 # Of `reproduce all --on phantom`, when there was one pre-training for all seeds.
@@ -148,23 +148,23 @@ OLD_HASHES = {
 
 
 def test_what_an_earlier_version_began_goes_on_as_it_began(tmp_path: Path) -> None:
-    one = request("phantom", tmp_path)
+    asked = request("phantom", tmp_path)
     StepFile("begun", OLD_HASHES["pretrain"], "", 1.0).write(tmp_path, "pretrain")
-    steps = plan(one)
+    steps = plan(asked)
     hashes = {name: digest[:16] for name, digest in step_hashes(steps, tmp_path).items()}
     assert OLD_HASHES.items() <= hashes.items() and len(hashes) == 16
-    assert is_pretrained_once(one)
+    assert is_pretrained_once(asked)
 
 
 def test_targets_of_earlier_starts_are_told_again(tmp_path: Path) -> None:
-    one = replace(request("phantom", tmp_path), targets=("fig-restore",))
-    steps = plan(replace(one, targets=("table3",)))
+    asked = replace(request("phantom", tmp_path), targets=("fig-restore",))
+    steps = plan(replace(asked, targets=("table3",)))
     hashes = step_hashes(steps, tmp_path)
     for step in steps[:-1]:
         StepFile("done", hashes[step.name], step.command, 2.0).write(tmp_path, step.name)
-    assert with_finished(one, tmp_path) == (one, {})
+    assert with_finished(asked, tmp_path) == (asked, {})
     StepFile("done", hashes[steps[-1].name], steps[-1].command, 2.0).write(tmp_path, steps[-1].name)
-    both, seconds = with_finished(one, tmp_path)
+    both, seconds = with_finished(asked, tmp_path)
     assert both.targets == ("fig-restore", "table3") and sum(seconds.values()) == 2.0 * len(steps)
 
 

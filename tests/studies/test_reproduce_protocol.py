@@ -23,8 +23,8 @@ def test_the_papers_own_run_differs_in_nothing(tmp_path: Path) -> None:
 
 def test_each_difference_has_both_sides(tmp_path: Path) -> None:
     config = load_config("paper", overrides=["training.epochs=100", "encoder.drop_path=0.1", "training.batch_size=128"])
-    found = of_pretraining(write_run(tmp_path, config, 1349, "childcxr", 2))
-    assert found == [
+    differences = of_pretraining(write_run(tmp_path, config, 1349, "childcxr", 2))
+    assert differences == [
         Difference("pre-training films", "81,117 normal films of MIMIC-CXR-JPG", "1,349 normal films of childcxr"),
         Difference("encoder", "drop_path 0", "drop_path 0.1"),
         Difference("training", "epochs 800", "epochs 100"),

@@ -67,8 +67,8 @@ def test_finished_steps_are_left_alone(tmp_path: Path) -> None:
     outcome, told = run([first, second], tmp_path)
     assert told == ["first before", "second start", "second done"] and called(tmp_path) == ["a", "b"]
     assert list(outcome.seconds) == ["first", "second"]
-    found = read_step(tmp_path, "first")
-    assert found is not None and found.state == "done" and found.command == "afire a"
+    record = read_step(tmp_path, "first")
+    assert record is not None and record.state == "done" and record.command == "afire a"
 
 
 def test_a_failing_step_stops_only_what_needs_it(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_signal_ends_the_step_and_the_next_start_goes_on(tmp_path: Path) -> No
     threading.Thread(target=ask).start()
     outcome, told = run([step, PlannedStep("next", ("a",))], tmp_path)
     assert outcome.signal == signal.SIGTERM and not outcome.seconds and told == ["long start"]
-    found = read_step(tmp_path, "long")
-    assert found is not None and found.state == "begun" and found.seconds > 0
+    record = read_step(tmp_path, "long")
+    assert record is not None and record.state == "begun" and record.seconds > 0
 
 
 def test_a_truncated_step_file_is_none(tmp_path: Path) -> None:

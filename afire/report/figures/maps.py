@@ -202,7 +202,9 @@ def quality_record(quality: Quality, map_quality: Quality | None = None) -> Mapp
     """The numbers of a panel for its JSON."""
     record: dict[str, object] = {
         "silhouette": quality.silhouette,
-        "purity": {str(k): {"mean": one.mean, "low": one.low, "high": one.high} for k, one in quality.purity.items()},
+        "purity": {
+            str(k): {"mean": share.mean, "low": share.low, "high": share.high} for k, share in quality.purity.items()
+        },
         "purity_by_chance": quality.chance,
     }
     if map_quality is not None:
