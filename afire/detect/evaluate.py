@@ -350,8 +350,8 @@ def _result(
         environment=state,
         notes=notes,
         seen={
-            "fit": most_seen(one.fit for one in measured).as_dict(),
-            "pretraining": most_seen(one.pretraining for one in measured).as_dict(),
+            "fit": most_seen(run.fit for run in measured).as_dict(),
+            "pretraining": most_seen(run.pretraining for run in measured).as_dict(),
         },
     )
 

@@ -201,9 +201,9 @@ def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None
     detector.choice = _choose(detector, films, subsets.choose)
     scores, heats = [], []
     for images in film_batches(films, subsets.calibrate, "calibration"):
-        found = detector.score(images, restore=False)
-        scores.append(found.score)
-        heats.append(found.heat)
+        scored = detector.score(images, restore=False)
+        scores.append(scored.score)
+        heats.append(scored.heat)
     detector.calibration.fit(np.concatenate(scores))
     detector.scale = HeatScale.of(heats)
 

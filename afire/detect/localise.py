@@ -317,11 +317,11 @@ def score_films(
     wanted = set(places.rows.tolist()) if places is not None else set()
     start = 0
     for images in film_batches(films, rows, what):
-        found = detector.score(images, all_scores=True, restore=False)
-        for name, values in {CHOSEN: found.score, **found.scores}.items():
+        scored = detector.score(images, all_scores=True, restore=False)
+        for name, values in {CHOSEN: scored.score, **scored.scores}.items():
             batches.setdefault(name, []).append(values)
         numbered = enumerate(rows[start : start + len(images)].tolist())
-        heat |= {row: found.heat[place] for place, row in numbered if row in wanted}
+        heat |= {row: scored.heat[place] for place, row in numbered if row in wanted}
         start += len(images)
     stacked = np.stack([heat[row] for row in places.rows.tolist()]) if places is not None else None
     return {name: np.concatenate(values) for name, values in batches.items()}, stacked

@@ -419,7 +419,7 @@ class MapDetector(AnomalyDetector):
         standard = {name: maps[name].standard(values) for name, values in raw.items()}
         chosen = [SCORES[name].map for name in self.choice.names]
         if self.device.type == "mps":  # which has no double precision
-            raw, standard = ({name: values.cpu() for name, values in found.items()} for found in (raw, standard))
+            raw, standard = ({name: values.cpu() for name, values in maps.items()} for maps in (raw, standard))
         return Look(
             scores=film_scores(raw, standard, wanted),
             heat=torch.stack([standard[name] for name in chosen]).mean(dim=0),

@@ -247,9 +247,9 @@ def _drawings(
     squares = np.stack([film.square for film in films])
     images = torch.from_numpy(squares)[:, None]
     with looking:
-        found = detector.score(images, restore=restore)
+        scored = detector.score(images, restore=restore)
     objections = detector.domain.objections(images, [film.info for film in films])
-    places = regions(squares, found.heat)
+    places = regions(squares, scored.heat)
     for number, film in enumerate(films):
         trusted = not objections[number]
         place = places[number]
@@ -258,7 +258,7 @@ def _drawings(
             film.number,
             film.file,
             SCORED if trusted else OUT_OF_DOMAIN,
-            score=float(found.score[number]),
+            score=float(scored.score[number]),
             region=region_message(place, detector.scale.low) if trusted else "",
             region_words=place.words if trusted else "",
             region_sd=place.sd if trusted else None,
@@ -268,8 +268,8 @@ def _drawings(
             stored_inverted=film.info.inverted,
             objections=tuple(objections[number]),
         )
-        restored = found.restored[number] if trusted and found.restored is not None else None
-        yield Drawing(film, result, found.heat[number] if trusted else None, restored)
+        restored = scored.restored[number] if trusted and scored.restored is not None else None
+        yield Drawing(film, result, scored.heat[number] if trusted else None, restored)
 
 
 def _on_film(x: float, y: float, info: FilmInfo, fit: FitMode) -> tuple[float, float]:

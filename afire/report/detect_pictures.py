@@ -42,32 +42,32 @@ _TRIVIAL_COLOURS = (*COLOURS[1:], "#7F7F7F")  # one for each trivial row
 _DASHES = ((0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1, 2)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
 
 
-def write_detection_figures(out: Path, found: Evaluated) -> list[Path]:
+def write_detection_figures(out: Path, evaluated: Evaluated) -> list[Path]:
     """``roc`` and ``scores``, as PNG and PDF."""
     with style():
         return [
-            *save_figure(roc_figure(found), out / "roc"),
-            *save_figure(score_figure(found), out / "scores"),
+            *save_figure(roc_figure(evaluated), out / "roc"),
+            *save_figure(score_figure(evaluated), out / "scores"),
         ]
 
 
-def roc_figure(found: Evaluated) -> Figure:
+def roc_figure(evaluated: Evaluated) -> Figure:
     """The chosen score with its 95 % band over patients, and the trivial detectors beside it; means over detectors."""
     figure: Figure = plt.figure(figsize=(7.2, 3.9))
     axis = figure.subplots()
     axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8)
-    low, high = _band(found.predictions)
+    low, high = _band(evaluated.predictions)
     axis.fill_between(_GRID, low, high, color=COLOURS[0], alpha=0.15, linewidth=0)
     trivial = sorted(
-        (line for line in found.lines if line.kind == "trivial"), key=lambda line: -line.metrics["auc"].mean
+        (line for line in evaluated.lines if line.kind == "trivial"), key=lambda line: -line.metrics["auc"].mean
     )
     for number, line in enumerate(trivial):
         colour = _TRIVIAL_COLOURS[number % len(_TRIVIAL_COLOURS)]
-        curve = _mean_curve(found.predictions, ROW + line.name)
+        curve = _mean_curve(evaluated.predictions, ROW + line.name)
         label = f"{line.name} {line.metrics['auc'].mean:.3f}"
         axis.plot(_GRID, curve, color=colour, linewidth=1.0, linestyle=_DASHES[number % len(_DASHES)], label=label)
-    chosen = found.lines[0]
-    curve = _mean_curve(found.predictions, SCORE + ABNORMAL)
+    chosen = evaluated.lines[0]
+    curve = _mean_curve(evaluated.predictions, SCORE + ABNORMAL)
     label = f"{_short(chosen.meaning)} {chosen.metrics['auc'].mean:.3f}"
     axis.plot(np.r_[0, _GRID], np.r_[0, curve], color=COLOURS[0], linewidth=1.8, label=label)
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
@@ -80,13 +80,13 @@ def roc_figure(found: Evaluated) -> Figure:
     return figure
 
 
-def score_figure(found: Evaluated) -> Figure:
+def score_figure(evaluated: Evaluated) -> Figure:
     """Where normal and abnormal test films score, one panel a detector, with the calibrated threshold."""
-    runs = list(found.predictions["run"].unique())
+    runs = list(evaluated.predictions["run"].unique())
     figure: Figure = plt.figure(figsize=(5.6, 0.9 + 1.7 * len(runs)))
     axes = np.atleast_1d(figure.subplots(len(runs), 1))
-    for axis, run, threshold in zip(axes, runs, found.thresholds, strict=True):
-        frame = found.predictions[found.predictions["run"] == run]
+    for axis, run, threshold in zip(axes, runs, evaluated.thresholds, strict=True):
+        frame = evaluated.predictions[evaluated.predictions["run"] == run]
         scores, truth = frame[SCORE + ABNORMAL].to_numpy(np.float64), frame[TRUTH + ABNORMAL].to_numpy(np.float64)
         ends = [*np.percentile(scores, [0.2, 99.8]), *([threshold] if np.isfinite(threshold) else [])]
         edges = np.linspace(min(ends), max(ends), int(np.clip(len(scores) // 8, 8, _MOST_BINS)) + 1)
@@ -105,7 +105,7 @@ def score_figure(found: Evaluated) -> Figure:
         axis.set_ylabel("% of films")
         axis.set_title(run if len(runs) > 1 else "")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    axes[-1].set_xlabel(f"{_short(found.lines[0].meaning)}, larger = more abnormal")
+    axes[-1].set_xlabel(f"{_short(evaluated.lines[0].meaning)}, larger = more abnormal")
     return figure
 
 
