@@ -42,7 +42,7 @@ Run = Annotated[str, typer.Option("--weights", help="The folder of a pre-trainin
 Out = Annotated[Path, typer.Option("--out", help="Where to write, without an ending: OUT.png, OUT.pdf, OUT.json.")]
 Part = Annotated[
     Literal["test", "val", "train", "all"],
-    typer.Option("--part", help="Films of which part; all is for a set that is foreign to the weights."),
+    typer.Option("--part", help="Films of which subset; all is for a set that is foreign to the weights."),
 ]
 Films = Annotated[int, typer.Option("--films", help="Most films, drawn at random from --seed.", min=1)]
 Perplexity = Annotated[float, typer.Option("--perplexity", help="Of t-SNE: about how many neighbours matter.", min=1)]

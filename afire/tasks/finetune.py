@@ -30,9 +30,9 @@ from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
 from afire.tasks.experiment import MODEL, Experiment, Finished, claim_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
-from afire.tasks.results import RESULT, Result, Run, find_results, plan_runs, read_predictions, read_result
+from afire.tasks.results import RESULT, Result, Rows, Run, find_results, plan_runs, read_predictions, read_result
 from afire.tasks.settings import FinetuneConfig
-from afire.tasks.supervised import Objective, Rows
+from afire.tasks.supervised import Objective
 from afire.weights import Weights
 from afire.weights.files import read_tensors, tensor_hash
 

@@ -23,8 +23,8 @@ from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import grid_of, run_blocks
 from afire.progress import progress
-from afire.tasks.figure_data import Rows
 from afire.tasks.finetune import Classifier
+from afire.tasks.results import Rows
 
 HALF = 0.5  # of a map's maximum: everything above is the answer
 SHARE = 0.1  # of the film's pixels: the highest are the answer
@@ -66,11 +66,11 @@ class TokenMap(nn.Module):
         if not 1 <= self.after <= depth:
             raise UserError(f"--block {self.after}: this encoder has the blocks 1 to {depth}.")
 
-    def forward(self, films: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         encoder = self.model.encoder
-        tokens = encoder.levels(self.model.normalise(films), [self.after])[0]
-        rows, columns = grid_of(films.shape[-2], films.shape[-1], encoder.patch_size)
-        channels_first = tokens[:, 1:].transpose(1, 2).reshape(len(films), -1, rows, columns)
+        tokens = encoder.levels(self.model.normalise(images), [self.after])[0]
+        rows, columns = grid_of(images.shape[-2], images.shape[-1], encoder.patch_size)
+        channels_first = tokens[:, 1:].transpose(1, 2).reshape(len(images), -1, rows, columns)
         seen = self.picture(channels_first).flatten(2).transpose(1, 2)
         if self.after < len(encoder.blocks):
             rest = run_blocks([*encoder.blocks][self.after :], torch.cat([tokens[:, :1], seen], dim=1), False)
@@ -79,15 +79,15 @@ class TokenMap(nn.Module):
         return logits
 
 
-def gradcam(model: Classifier, films: Tensor, label: int, after: int | None = None) -> Map:
-    """Maps (B, S, S) >= 0 of one label for films (B, 1, S, S), bilinear between tokens."""
+def gradcam(model: Classifier, images: Tensor, label: int, after: int | None = None) -> Map:
+    """Maps (B, S, S) >= 0 of one label for images (B, 1, S, S), bilinear between tokens."""
     from captum.attr import LayerAttribution, LayerGradCam
 
     network = TokenMap(model, after).eval()
-    maps = LayerGradCam(network, network.picture).attribute(films, target=label, relu_attributions=True)
-    upright: Tensor = LayerAttribution.interpolate(maps.detach(), films.shape[-2:], "bilinear")
-    found: Map = upright[:, 0].clamp_min(0).cpu().numpy()
-    return found
+    maps = LayerGradCam(network, network.picture).attribute(images, target=label, relu_attributions=True)
+    upright: Tensor = LayerAttribution.interpolate(maps.detach(), images.shape[-2:], "bilinear")
+    positive: Map = upright[:, 0].clamp_min(0).cpu().numpy()
+    return positive
 
 
 def find_cases(films: Films, rows: Rows, labels: Sequence[str]) -> list[Case]:
@@ -174,8 +174,8 @@ def case_maps(
         for label in dict.fromkeys(case.label for case in cases):
             numbers = [number for number, case in enumerate(cases) if case.label == label]
             for start in range(0, len(numbers), 32):
-                some = numbers[start : start + 32]
-                batch = films.batch([cases[number].row for number in some]).to(device)
-                maps[some] = gradcam(model, batch, list(labels).index(label), after)
-                bar.advance(len(some))
+                batch = numbers[start : start + 32]
+                images = films.batch([cases[number].row for number in batch]).to(device)
+                maps[batch] = gradcam(model, images, list(labels).index(label), after)
+                bar.advance(len(batch))
     return maps

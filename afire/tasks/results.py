@@ -44,6 +44,7 @@ from afire.files import read_json, sha256_text, write_atomic, write_json
 from afire.tasks.guard import check_no_leaks, film_digests, group_copies
 from afire.tasks.metrics import interval
 
+Rows = NDArray[np.int64]
 FORMAT = 1
 RESULT, PREDICTIONS, PAGE = "result.json", "predictions.parquet", "result.md"
 TRUTH, SCORE, VALUE = "truth:", "score:", "value:"

@@ -47,9 +47,9 @@ from afire.tasks.masks import (
     unpack,
     without_small_components,
 )
-from afire.tasks.results import VALUE, Result, Run, RunResult, estimate, plan_runs
+from afire.tasks.results import VALUE, Result, Rows, Run, RunResult, estimate, plan_runs
 from afire.tasks.settings import SegDecoderConfig, SegmentConfig
-from afire.tasks.supervised import Objective, Rows
+from afire.tasks.supervised import Objective
 from afire.weights import Weights
 
 METRICS = ("dice", "dice_positive", "iou", "iou_positive")

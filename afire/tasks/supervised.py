@@ -33,14 +33,13 @@ from afire.methods.base import depth_draws
 from afire.nn import distributed
 from afire.nn.vit import VisionTransformer
 from afire.tasks.features import predict
+from afire.tasks.results import Rows
 from afire.tasks.settings import AugmentConfig, FinetuneConfig, SegmentConfig, SupervisedConfig
 from afire.training.batches import Batch, Plan
 from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
 from afire.training.loop import Ending, Trainer
 from afire.training.run_folder import CHECKPOINTS
-
-Rows = NDArray[np.int64]
 
 
 class Objective(Protocol):

@@ -60,7 +60,7 @@ def test_tsne(boxed: Path, run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_landmarks(boxed: Path, run: Path, tmp_path: Path) -> None:
-    source = Source(boxed, part="val", most=12)
+    source = Source(boxed, subset="val", most=12)
     files = draw_landmarks(tmp_path / "marks", {"ours": run}, source, perplexity=5, neighbours=[2], **CPU)
     record = check(files, "landmarks")
     pictures = files.png.read_bytes(), files.pdf.read_bytes()
@@ -81,7 +81,7 @@ def test_gradcam(boxed: Path, tmp_path: Path) -> None:
     assert files.numbers["c0"]["by_finding"]["Spot"]["cases"] == 10
     assert {case["finding"] for case in record["shown"]} == {"Spot", "Haze"}  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="own test films; leave --part out"):
-        draw_gradcam(tmp_path / "no", results, Source(boxed, part="train"), **CPU)
+        draw_gradcam(tmp_path / "no", results, Source(boxed, subset="train"), **CPU)
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """Figures for papers, one function each: weights and films in; PNG, PDF and a JSON with every number out.
 
 draw_tsne(Path("tsne"), {"AFiRe": "runs/nih", "random": "random"}, Path("packs/nih"))
-draw_landmarks(Path("landmarks"), {"AFiRe": "runs/nih"}, Source(Path("packs/nih"), part="val", most=100))
+draw_landmarks(Path("landmarks"), {"AFiRe": "runs/nih"}, Source(Path("packs/nih"), subset="val", most=100))
 draw_gradcam(Path("gradcam"), {"AFiRe": "results/nih"}, Path("packs/nih"))      # folders of `afire finetune`
 draw_restorations(Path("restorations"), "runs/nih", Path("packs/nih"))
 draw_atlas(Path("atlas"), "runs/nih", Path("packs/nih"))

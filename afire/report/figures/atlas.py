@@ -20,8 +20,8 @@ from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.report.figures.files import FigureFiles, Source, claim, films_text, run_record, save
 from afire.report.style import DOUBLE, INK, style
-from afire.tasks.figure_data import LANDMARKS, landmark_places
-from afire.tasks.places import Atlas, build_atlas
+from afire.tasks.pretrained import Atlas, build_atlas
+from afire.tasks.representation import LANDMARKS, landmark_places
 from afire.training.batches import normal_training_rows
 from afire.weights import open_weights, pick_device
 

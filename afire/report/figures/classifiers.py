@@ -27,10 +27,9 @@ from afire.report.style import COLOURS, DOUBLE, FAINT, INK, MARKERS, style
 from afire.report.table import metric_word, number
 from afire.report.task_figures import label_figure
 from afire.tasks.evaluate import bootstrap_means
-from afire.tasks.figure_data import Rows
 from afire.tasks.finetune import TrainedClassifier, load_classifier
 from afire.tasks.gradcam import HALF, SHARE, Case, Meeting, box_mask, case_maps, find_cases, gradcam, meet
-from afire.tasks.results import Estimate, Result, estimate, find_results, read_result
+from afire.tasks.results import Estimate, Result, Rows, estimate, find_results, read_result
 from afire.weights import pick_device
 
 _BOX = "#56B4E9"  # bright on grey, and on the heat colours, for colour-blind readers too
@@ -154,10 +153,11 @@ def _test_rows(
     if not own:
         rows, split_hash = source.rows(films)
         logger.warning(
-            "the classifiers were made on other data; whether these %s films are new to them is not known", source.part
+            "the classifiers were made on other data; whether these %s films are new to them is not known",
+            source.subset,
         )
-        return rows, split_hash, source.part
-    if source.part != "test":
+        return rows, split_hash, source.subset
+    if source.subset != "test":
         raise UserError("--part: a classifier is shown on its own test films; leave --part out.")
     allowed = set.intersection(*(set(classifier.test_images) for classifier in own))
     rows = np.flatnonzero(films.manifest.table["image"].isin(list(allowed)).to_numpy())

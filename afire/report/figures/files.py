@@ -8,23 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from afire.config import ImageConfig
 from afire.data.pack import Films, open_films
-from afire.data.splits import Split
+from afire.data.splits import Split, films_hash
 from afire.errors import UserError
 from afire.files import write_json
 from afire.report.style import PRINT_DPI, save_figure
 from afire.report.table import DISCLAIMER, Column, Table, number, table_of
-from afire.tasks.figure_data import Part, Rows, describe_films, draw_rows, part_rows
-from afire.tasks.results import to_json
+from afire.tasks.features import data_content_hash
+from afire.tasks.results import Rows, plan_runs, to_json
 from afire.training.run_folder import environment
 from afire.weights import Weights
 
+Subset = Literal["test", "val", "train", "all"]
 FORMAT = 1
 _ENDINGS = (".png", ".pdf", ".json")
 
@@ -78,12 +79,16 @@ def _paths(stem: Path) -> tuple[Path, Path, Path]:
 
 @dataclass(frozen=True)
 class Source:
-    """Films of a figure: a pack, manifest or folder, the part of it, the most films, and the seed of the draw."""
+    """Films of a figure: a pack, manifest or folder, the subset of it, the most films, and the seed of the draw.
+
+    The subsets are those that the tasks use with seed 0: a split file's, else the manifest's lists, else a split drawn
+    by patient. ``all`` is every film, for a set that is foreign to the weights.
+    """
 
     data: Path
     root: Path | None = None
     split: Split | None = None
-    part: Part = "test"
+    subset: Subset = "test"
     most: int = 1000
     seed: int = 0
 
@@ -92,19 +97,33 @@ class Source:
         return open_films(self.data, self.root, image.size, image.fit, image.voi)
 
     def rows(self, films: Films) -> tuple[Rows, str | None]:
-        """All rows of the part, and the hash of the split."""
-        return part_rows(films, self.part, self.split)
+        """All rows of the subset, and the hash of the split it belongs to."""
+        if self.subset == "all":
+            return np.arange(len(films)), None
+        run = plan_runs(films.manifest, self.split, [0])[0]
+        return np.asarray(run.rows[self.subset], np.int64), run.split.hash
 
     def draw(self, rows: Rows) -> Rows:
-        """At most :attr:`most` of ``rows``, drawn at random from the seed."""
-        return draw_rows(rows, self.most, np.random.default_rng(self.seed))
+        """At most :attr:`most` of ``rows``, each as likely as any other, in the order of the manifest."""
+        if self.most < 1:
+            raise UserError(f"--films {self.most} leaves nothing to draw; give at least 1.")
+        return np.sort(np.random.default_rng(self.seed).permutation(rows)[: self.most])
 
     def record(
-        self, films: Films, rows: Rows, of: int, split_hash: str | None, part: str | None = None
+        self, films: Films, rows: Rows, of: int, split_hash: str | None, subset: str | None = None
     ) -> dict[str, Any]:
-        """What the figure's JSON says about its films."""
-        about = describe_films(films, self.data.resolve().name, part or self.part, split_hash, rows, of)
-        return {**about, "seed": self.seed}
+        """What the figure's JSON says about its films: ``rows`` were drawn from ``of`` candidates."""
+        return {
+            "name": self.data.resolve().name,
+            "hash": data_content_hash(films),
+            "part": subset or self.subset,
+            "split_hash": split_hash,
+            "films": len(rows),
+            "drawn_from": of,
+            "films_hash": films_hash(films.manifest, {"figure": rows}),
+            "size": films.size,
+            "seed": self.seed,
+        }
 
 
 def run_record(run: Weights) -> dict[str, Any]:
@@ -113,7 +132,7 @@ def run_record(run: Weights) -> dict[str, Any]:
     return {"name": run.name, "hash": run.method_hash, "report": run.method_report, "clusters": clusters}
 
 
-_PART_WORDS = {"all": "", "train": "training ", "val": "validation "}
+_SUBSET_NAMES = {"all": "", "train": "training ", "val": "validation "}
 
 
 def as_source(source: Source | Path) -> Source:
@@ -123,12 +142,12 @@ def as_source(source: Source | Path) -> Source:
 
 def films_text(record: dict[str, Any], what: str = "") -> str:
     """``300 of 624 test films of childcxr (drawn from seed 0)``."""
-    part = _PART_WORDS.get(record["part"], f"{record['part']} ")
+    subset = _SUBSET_NAMES.get(record["part"], f"{record['part']} ")
     kind = f"{what} " if what else ""
     of = record["drawn_from"]
     drawn = f"{record['films']:,}" if record["films"] == of else f"{record['films']:,} of {of:,}"
     seed = "" if record["films"] == of else f", drawn from seed {record['seed']}"
-    return f"{drawn} {kind}{part}films of {record['name']}{seed}"
+    return f"{drawn} {kind}{subset}films of {record['name']}{seed}"
 
 
 _SHORT = {"hit": "pointing game", "iou_half": "IoU, half", "iou_share": "IoU, highest"}

@@ -21,23 +21,21 @@ from afire.report.figures.files import FigureFiles, Source, as_source, claim, fi
 from afire.report.style import COLOURS, DOUBLE, INK, MARKERS, SINGLE, style
 from afire.report.table import number
 from afire.tasks.features import film_features
-from afire.tasks.figure_data import (
+from afire.tasks.pretrained import standardised
+from afire.tasks.representation import (
     LANDMARKS,
+    NEIGHBOURS,
+    PERPLEXITY,
     Following,
     Places,
+    Quality,
+    cluster_quality,
     describe_backbone,
+    film_classes,
     following,
     landmark_places,
     landmark_tokens,
     load_backbones,
-)
-from afire.tasks.places import (
-    NEIGHBOURS,
-    PERPLEXITY,
-    Quality,
-    cluster_quality,
-    film_classes,
-    standardised,
     tsne_map,
     unit_vectors,
 )

@@ -19,8 +19,8 @@ from afire.report.figures.files import FigureFiles, Source, claim, films_text, r
 from afire.report.style import DOUBLE, INK, style
 from afire.report.table import number
 from afire.tasks.evaluate import bootstrap_means
-from afire.tasks.figure_data import INPUTS, Errors, Restored, Rows, check_restores, restoration_errors, restore_films
-from afire.tasks.results import Estimate, estimate
+from afire.tasks.pretrained import INPUTS, Errors, Restored, check_restores, restoration_errors, restore_films
+from afire.tasks.results import Estimate, Rows, estimate
 from afire.weights import open_weights, pick_device
 
 RESTORED_FILMS = 200
@@ -49,7 +49,7 @@ def draw_restorations(
     logger.info("%s: %s", run.name, run.method_report)
     films = source.open(run.config.image)
     subset, split_hash = source.rows(films)
-    normal = _normal(films, subset, source.part)
+    normal = _normal(films, subset, source.subset)
     rows = source.draw(normal)
     errors = restoration_errors(run.method, films, rows, source.seed, target)
     estimates = _error_estimates(films, rows, errors, source.seed)

@@ -9,7 +9,7 @@ import torch
 
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.tasks.figure_data import Following, ShiftedFilms, following, landmark_places, landmark_tokens
+from afire.tasks.representation import Following, ShiftedFilms, following, landmark_places, landmark_tokens
 from afire.weights import Weights, open_weights
 from tests.figure_parts import smallest
 

@@ -6,7 +6,7 @@ import pytest
 
 from afire.data.manifest import Manifest, make_manifest
 from afire.errors import UserError
-from afire.tasks.places import cluster_quality, film_classes, tsne_map, unit_vectors
+from afire.tasks.representation import cluster_quality, film_classes, tsne_map, unit_vectors
 
 
 def manifest(tmp_path: object, **labels: list[float]) -> Manifest:

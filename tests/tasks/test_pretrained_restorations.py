@@ -9,7 +9,7 @@ import torch
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.tasks.figure_data import check_restores, restoration_errors, restore_films
+from afire.tasks.pretrained import check_restores, restoration_errors, restore_films
 from tests.figure_parts import PATCH, smallest
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.methods.equations import sinkhorn
 from afire.nn.vit import patchify
-from afire.tasks.places import Atlas, build_atlas, standardised
+from afire.tasks.pretrained import Atlas, build_atlas, standardised
 from tests.figure_parts import smallest
 
 CPU, ROWS, NEAREST = torch.device("cpu"), np.arange(3, 33), 5
