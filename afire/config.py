@@ -298,12 +298,12 @@ def to_yaml(config: Section, leave_out: Iterable[str] = (), options: Section | N
 
 
 def validate(values: Mapping[str, Any], kind: type[SectionType]) -> SectionType:
-    """Build settings of a kind; every mistake becomes a sentence that names the key and what is allowed."""
+    """Build settings of a kind; every mistake becomes a message that names the key and what is allowed."""
     _check_names(values, kind, path="")
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise UserError("; ".join(_sentence(dict(item)) for item in error.errors())) from None
+        raise UserError("; ".join(_message(dict(item)) for item in error.errors())) from None
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -414,7 +414,7 @@ def _all_names(section: type[Section]) -> list[str]:
     return names
 
 
-def _sentence(error: dict[str, Any]) -> str:
+def _message(error: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in error["loc"])
     message = str(error["msg"])
     if error["type"] == "value_error":

@@ -369,14 +369,14 @@ class AFiRe(Method):
 
     def readouts(self, images: Tensor) -> dict[str, Tensor]:
         """``log_q`` (B, L, K), ``surprise`` (B, L), ``lesion_logits`` (B, L), where there are networks for them."""
-        told = {}
+        readouts = {}
         if self.teacher.head is not None and self.has_clusters:
-            told["log_q"] = self.assign(images)
+            readouts["log_q"] = self.assign(images)
             if self.bank is not None:
-                told["surprise"] = surprise(told["log_q"], self.prototypes)
+                readouts["surprise"] = surprise(readouts["log_q"], self.prototypes)
         if self.lesion_classifier is not None:
-            told["lesion_logits"] = self.lesion_logits(images)
-        return told
+            readouts["lesion_logits"] = self.lesion_logits(images)
+        return readouts
 
     @property
     def restores(self) -> bool:

@@ -162,7 +162,7 @@ class Method(nn.Module, ABC):
 
     def parameters_of(self, turn: str) -> Iterator[tuple[str, nn.Parameter]]:
         """Trainable parameters by name that ``turn`` updates."""
-        return ((name, one) for name, one in self.named_parameters() if one.requires_grad)
+        return ((name, weight) for name, weight in self.named_parameters() if weight.requires_grad)
 
     def health(self, views: Views, losses: Mapping[str, float]) -> Health | None:
         """Numbers and a verdict on a batch of this process; None where there is nothing to judge by."""

@@ -137,7 +137,7 @@ def unpatchify(patches: Tensor, patch_size: int, grid: Grid) -> Tensor:
 
 
 def grid_of(height: int, width: int, patch_size: int) -> Grid:
-    """Rows and columns of patches, or a sentence when they do not fit."""
+    """Rows and columns of patches, or a message when they do not fit."""
     if height % patch_size or width % patch_size:
         raise UserError(f"an image of {height} x {width} pixels is not a multiple of the patch size {patch_size}.")
     return height // patch_size, width // patch_size

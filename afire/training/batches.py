@@ -27,10 +27,10 @@ from afire.errors import ImageError, UserError
 
 
 def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
-    """Rows of normal training films, and a sentence that says how many of how many.
+    """Rows of normal training films, and a message that says how many of how many.
 
     The training part comes from ``split``, else from the manifest's own column; a manifest without either is all
-    training. Where no film is known to be normal or not, all are taken, and the sentence says so.
+    training. Where no film is known to be normal or not, all are taken, and the message says so.
     """
     rows, part = _training_rows(manifest, split)
     normal = manifest.table["normal"].to_numpy()[rows]

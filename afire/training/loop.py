@@ -124,15 +124,15 @@ class Trainer(ABC):
         self, config: Section, data: Mapping[str, Any], resume: bool, force: bool
     ) -> checkpoints.Checkpoint | None:
         """Open the run folder; the checkpoint to go on from, if any, on every process. A collective call."""
-        main, found = self.accelerator.is_main_process, None
+        main, begun = self.accelerator.is_main_process, None
 
         def begin() -> None:
-            nonlocal found
-            found = self.folder.begin(config, data, resume, force)
+            nonlocal begun
+            begun = self.folder.begin(config, data, resume, force)
 
         on_first_process(self.accelerator, begin, "in its run folder")
         self.accelerator.wait_for_everyone()
-        checkpoint = found if main or not resume else checkpoints.newest_checkpoint(self.folder.path)
+        checkpoint = begun if main or not resume else checkpoints.newest_checkpoint(self.folder.path)
         if checkpoint is not None:
             self._check_same_steps(checkpoint)
             self.step = self.first_step = checkpoint.step
@@ -213,7 +213,7 @@ class Trainer(ABC):
         self.before_clip()
         parameters = self.wrapped.parameters()
         if len(self.optimizers) > 1:
-            parameters = (one for group in self.optimizers[turn].param_groups for one in group["params"])
+            parameters = (weight for group in self.optimizers[turn].param_groups for weight in group["params"])
         return float(self.accelerator.clip_grad_norm_(parameters, self.clip or float("inf")))
 
     def _usable(self, norm: float) -> bool:

@@ -269,12 +269,12 @@ class RunFolder:
         """Settings and data that differ from those the run was begun with; the section `run` may change freely."""
         before = _flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude={"run"}))
         now = _flat(config.model_dump(exclude={"run"}))
-        found = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
+        changes = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         stored = read_json(self.path / DATA)
         for key, what in (("hash", "data's"), ("weights_hash", "weights'")):
             if stored.get(key) != data.get(key):
-                found.append(f"the {what} hash was {str(stored.get(key))[:12]}, is {str(data.get(key))[:12]}")
-        return found
+                changes.append(f"the {what} hash was {str(stored.get(key))[:12]}, is {str(data.get(key))[:12]}")
+        return changes
 
     def _describe(self, config: Section, data: Mapping[str, Any]) -> None:
         write_json(self.path / DATA, dict(data))
@@ -297,7 +297,7 @@ class RunFolder:
                 if json.loads(line)["step"] <= step:
                     kept.append(line)
             except (json.JSONDecodeError, KeyError):
-                continue  # torn by a kill
+                continue  # truncated by a kill
         write_text(path, "".join(f"{line}\n" for line in kept))
 
     def finish(self, config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
