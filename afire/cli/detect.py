@@ -101,7 +101,7 @@ def fit(
 
 def _choices(procedure: str, method: str, config: Config) -> dict[str, Any] | None:
     """What a procedure says about the settings."""
-    from afire.detect.adapt import paper_procedure
+    from afire.detect.fit import paper_procedure
     from afire.errors import UserError
 
     if procedure == "afire":

@@ -66,7 +66,7 @@ def export(
             screen.print(f"{out}: {inside}; hash {bundle.hash[:16]}", soft_wrap=True, markup=False, highlight=False)
         return
     from afire.cli.options import asked_config
-    from afire.export.facts import find_detector
+    from afire.export.card import find_detector
     from afire.export.formats import FORMATS
     from afire.export.write import convert
     from afire.weights import open_weights

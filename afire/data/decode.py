@@ -77,7 +77,7 @@ def read_film(
     """Read a film, float32 (H, W) in [0,1] with black = 0, and what is known about it.
 
     ``voi`` chooses the DICOM grey-scale, ``salt`` goes into the hash of the DICOM patient id
-    (:func:`~afire.data.identity.hash_patient`), ``modalities`` are the DICOM modalities to accept.
+    (:func:`~afire.data.film.hash_patient`), ``modalities`` are the DICOM modalities to accept.
     """
     path = Path(path)
     return decode_film(path, read_file(path, max_pixels), voi, max_pixels, salt, modalities)

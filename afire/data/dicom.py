@@ -24,8 +24,7 @@ from pydicom.pixels import apply_color_lut, get_decoder, pixel_array
 from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGExtended12Bit
 
 from afire.data.dicom_grey import GreyScale, Lut, Voi, Window, to_film
-from afire.data.film import Film, FilmInfo, check_size, grey_from_rgb, require_finite
-from afire.data.identity import hash_patient, view_of
+from afire.data.film import Film, FilmInfo, check_size, grey_from_rgb, hash_patient, require_finite, view_of
 from afire.errors import ImageError, UserError
 
 _VIEW_TAGS = ["ViewPosition", "ViewCodeSequence", "PatientPosition"]

@@ -1,11 +1,16 @@
-"""A film: what readers return, the grey rules they share, and silence while it is read.
+"""A film: what readers return, the grey rules they share, silence while it is read, and no name of a patient.
 
-pydicom and pillow are kept silent while they read: their warnings and log lines quote tag values, some of them names.
+Patient ids become keyed one-way hashes and views come from a fixed list, so that nothing a header says about a person
+gets into a manifest. pydicom and pillow are kept silent while they read: their warnings and log lines quote tag values,
+some of them names.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -15,9 +20,53 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from afire.errors import ImageError
+
+SALT_VARIABLE = "AFIRE_PATIENT_SALT"
+DEFAULT_SALT = "afire"
+OTHER_VIEW = "OTHER"
+_HASH = r"[0-9a-f]{16}"
+_VIEWS = {
+    "PA": "PA", "POSTEROANTERIOR": "PA", "AP": "AP", "ANTEROPOSTERIOR": "AP", "FRONTAL": "FRONTAL",
+    "LL": "LATERAL", "RL": "LATERAL", "LAT": "LATERAL", "LATERAL": "LATERAL",
+    "LEFTLATERAL": "LATERAL", "RIGHTLATERAL": "LATERAL",
+}  # fmt: skip
+
+
+def hash_patient(patient_id: str, salt: str | None = None) -> str:
+    """16 hex digits that stand for a patient: equal in every run and on every machine with the same ``salt``.
+
+    Without ``salt``, the environment variable AFIRE_PATIENT_SALT is used, else "afire". The default keeps ids out of
+    sight; only a salt that you keep to yourself keeps others from trying out ids until one fits. An empty id stays
+    empty.
+    """
+    patient_id = patient_id.strip(" \0\t\r\n")
+    if not patient_id:
+        return ""
+    salt = os.environ.get(SALT_VARIABLE, DEFAULT_SALT) if salt is None else salt
+    key = hashlib.blake2b(salt.encode("utf-8"), digest_size=32).digest()
+    return hashlib.blake2b(patient_id.encode("utf-8", "surrogatepass"), key=key, digest_size=8).hexdigest()
+
+
+def hash_patients(ids: pd.Series) -> pd.Series:
+    """Each id of a column hashed; those that are hashes already stay, so that a table can be read and written again."""
+    hashes = {name: name if re.fullmatch(_HASH, name) else hash_patient(name) for name in ids.unique()}
+    return ids.map(hashes)
+
+
+def view_of(text: str) -> str:
+    """PA, AP, LATERAL or FRONTAL in one spelling; empty for any other text, which may be anything."""
+    return _VIEWS.get(re.sub(r"[^A-Z]", "", text.upper()), "")
+
+
+def view_names(texts: pd.Series) -> pd.Series:
+    """A column of :func:`view_of`; what is there and is none of them is ``OTHER``."""
+    views = {text: view_of(text) or (OTHER_VIEW if text.strip() else "") for text in texts.unique()}
+    return texts.map(views)
+
 
 Film = NDArray[np.float32]
 

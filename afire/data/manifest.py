@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from afire.data.identity import hash_patients, view_names
+from afire.data.film import hash_patients, view_names
 from afire.errors import UserError
 from afire.files import require_file, sha256_text, write_atomic, write_text
 

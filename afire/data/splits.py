@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from afire.data.identity import hash_patient
+from afire.data.film import hash_patient
 from afire.data.manifest import LABEL_PREFIX, SOURCE, SPLITS, Manifest, clean_paths, make_manifest
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json

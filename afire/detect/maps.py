@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from afire.config import Config
-from afire.detect.adapt import adapted
 from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
 from afire.detect.choose import unchosen
+from afire.detect.fit import adapted
 from afire.detect.normals import Fitted, Standard
 from afire.errors import UserError
 from afire.methods import Method, make_method

@@ -18,11 +18,13 @@ from torch import Tensor
 from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
 from afire.export import onnx
-from afire.export.card import UNSPECIFIED, card, format_readme
-from afire.export.facts import (
+from afire.export.card import (
+    UNSPECIFIED,
+    card,
     check_origin,
     detector_facts,
     find_detector,
+    format_readme,
     measured,
     source_facts,
     without_traces,

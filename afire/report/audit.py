@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from afire._version import __version__
-from afire.data.audit.findings import LEVELS, Finding, count_levels
-from afire.data.audit.measure import Feature
+from afire.data.audit.measure import LEVELS, Feature, Finding, count_levels
 from afire.data.audit.run import Audit, drawn_over
 from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut, label_columns
 from afire.data.decode import read_film

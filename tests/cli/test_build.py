@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from afire import progress
 from afire.cli import app, main
-from afire.data.identity import hash_patient
+from afire.data.film import hash_patient
 from afire.data.manifest import make_manifest, read_manifest, write_manifest
 
 KINDS = ["folder", "classes", "csv", "childcxr", "nih", "chexpert", "mimic", "siim", "lungmasks"]

@@ -10,8 +10,7 @@ import pytest
 from pydicom.dataset import Dataset
 
 from afire.data.decode import fit_square, read_film
-from afire.data.film import FilmInfo
-from afire.data.identity import hash_patient
+from afire.data.film import FilmInfo, hash_patient
 from afire.errors import UserError
 from tests.data.dicom_films import GREY8, GREY12, RNG, lut, make, read, refusal, to_bytes, write
 

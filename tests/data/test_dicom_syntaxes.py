@@ -22,7 +22,7 @@ from pydicom.uid import (
 )
 
 from afire.data.decode import read_film
-from afire.data.identity import hash_patient
+from afire.data.film import hash_patient
 from tests.data.dicom_films import GREY8, GREY12, RNG, in_syntax, lut, make, read, refusal, to_bytes, write
 
 

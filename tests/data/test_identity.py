@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.data.dicom import read_header
-from afire.data.identity import hash_patient, hash_patients, view_names, view_of
+from afire.data.film import hash_patient, hash_patients, view_names, view_of
 from afire.data.manifest import Manifest, make_manifest, read_manifest, write_manifest
 from afire.data.sources.folders import build_folder
 from afire.data.splits import Split, fraction_of, random_split, read_split, write_split

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from afire.config import load_config
 from afire.data.keys import Seen, films_seen
 from afire.data.pack import PackedFilms
-from afire.detect.adapt import adaptation
 from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, FitTask, load_detector
 from afire.detect.fit import (
+    adaptation,
     asked_scores,
     detect_settings,
     detection_subsets,

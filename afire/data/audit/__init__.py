@@ -3,7 +3,7 @@
 Knows manifests and pixels; knows no network and no page.
 """
 
-from afire.data.audit.findings import Finding
+from afire.data.audit.measure import Finding
 from afire.data.audit.run import Audit, as_report, audit_manifest, write_audit
 from afire.data.audit.shortcuts import Shortcut
 

@@ -18,8 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.data.audit.copies import unit_vectors
-from afire.data.audit.findings import Finding, Level, films_in_words, it_or_them, single
-from afire.data.audit.measure import THUMB_SIDE, Group
+from afire.data.audit.measure import THUMB_SIDE, Finding, Group, Level, films_in_words, it_or_them, single
 from afire.data.audit.shortcuts import ALL_FACTS, Shortcut, label_columns
 from afire.data.manifest import SPLITS
 

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from afire.data.audit.findings import Finding, Level, films_in_words, single
-from afire.data.audit.measure import THUMB_SIDE
+from afire.data.audit.measure import THUMB_SIDE, Finding, Level, films_in_words, single
 from afire.data.manifest import LABEL_PREFIX, Manifest
 
 Relation = Literal["copy", "mirrored", "negative"]

@@ -20,8 +20,7 @@ from afire.data.audit import checks, copies
 from afire.data.audit.checks import SUSPECT, UNLIKE, judge_polarity
 from afire.data.audit.collect import default_workers, measure_manifest
 from afire.data.audit.copies import MIN_CORRELATION, NearPair, near_pairs
-from afire.data.audit.findings import Finding, count_levels, sort_findings, verdict
-from afire.data.audit.measure import THUMB_SIDE, Feature, film_features
+from afire.data.audit.measure import THUMB_SIDE, Feature, Finding, count_levels, film_features, sort_findings, verdict
 from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut, find_shortcuts
 from afire.data.manifest import Manifest
 from afire.files import write_json, write_text

@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from afire.data.audit.findings import Level, auc, auc_interval
-from afire.data.audit.measure import Feature, Group
+from afire.data.audit.measure import Feature, Group, Level, auc, auc_interval
 from afire.data.manifest import LABEL_PREFIX
 from afire.progress import track
 

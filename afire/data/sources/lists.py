@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from afire.data.identity import view_names
+from afire.data.film import view_names
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, make_manifest
 from afire.data.sources.disk import (
     about,

@@ -16,8 +16,7 @@ import numpy as np
 import pandas as pd
 
 from afire.data.decode import is_dicom
-from afire.data.film import quiet_readers
-from afire.data.identity import hash_patients, view_names
+from afire.data.film import hash_patients, quiet_readers, view_names
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, clean_paths, inside_root, make_manifest
 from afire.data.sources.disk import SPLIT_OF, about, keep_present, list_films, read_source
 from afire.errors import ImageError, UserError

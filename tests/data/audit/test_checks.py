@@ -12,8 +12,7 @@ from afire.data.audit import checks, copies
 from afire.data.audit.checks import Polarity
 from afire.data.audit.collect import as_table
 from afire.data.audit.copies import NearPair
-from afire.data.audit.findings import Finding
-from afire.data.audit.measure import Measurement
+from afire.data.audit.measure import Finding, Measurement
 from afire.data.manifest import Manifest
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from afire.data.audit import findings as roc
-from afire.data.audit.findings import auc, auc_interval, weighted_auc
+from afire.data.audit import measure as roc
+from afire.data.audit.measure import auc, auc_interval, weighted_auc
 
 
 @settings(max_examples=60, deadline=None)

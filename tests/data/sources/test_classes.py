@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.data.identity import hash_patient
+from afire.data.film import hash_patient
 from afire.data.sources.folders import build_classes
 from afire.errors import UserError
 

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from afire.data.identity import view_names
+from afire.data.film import view_names
 from afire.data.sources.table import ages, normal_from, raw_findings, sexes, with_policy
 from afire.errors import UserError
 

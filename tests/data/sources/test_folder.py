@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.data.identity import hash_patient
+from afire.data.film import hash_patient
 from afire.data.sources import build
 from afire.data.sources.folders import build_folder
 from afire.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.data.identity import hash_patient
+from afire.data.film import hash_patient
 from afire.data.sources.table import Columns, build_table
 from afire.errors import UserError
 
