@@ -176,3 +176,21 @@ def test_export_verify_and_load(run: Path, data: Path, folder: Path) -> None:
     assert torch.equal(ours.encode(images), exported.encode(images))
     assert torch.equal(ours.restore(images), exported.restore(images))
     assert ours.restore(images).shape == (4, 1, SIZE, SIZE)
+
+
+@pytest.mark.parametrize("method", ["afire", "patchcore"])
+def test_detection(data: Path, run: Path, folder: Path, method: str) -> None:
+    model, result, report = (folder / f"{method}-{name}" for name in ("model", "result", "report"))
+    own = {"afire": ["adapt.epochs=1", "adapt.batch_size=4"], "patchcore": ["patchcore.neighbours=3"]}[method]
+    settings = [word for text in [*own, "held_out=0.5", "false_alarms=0.2"] for word in ("--set", text)]
+    fit = ["detect", "fit", "--method", method, "--weights", run, "--data", data, "--out", model, "--device", "cpu"]
+    run_here(*fit, *settings)
+    run_here("detect", "eval", "--model", model, "--data", data, "--out", result, "--bootstrap", "20")
+    assert (result / "detect.md").is_file()
+    run_here("detect", "run", data.parent / "films", "--model", model, "--out", report, "--device", "cpu")
+    films = json.loads((report / "results.json").read_text())["films"]
+    assert len(films) == 60 and (report / "report.html").is_file()
+    assert all(0 < film["p_value"] <= 1 for film in films if film["status"] == "scored")
+    assert any(film["status"] == "scored" for film in films)
+    images = _films(data)
+    assert afire.load(model, "cpu").detect(images).heatmap.shape == (4, 4, 4)

@@ -192,7 +192,7 @@ class MAE(Method):
         counts = hidden_BL.sum(dim=1)
         for count in sorted(set(counts.tolist())):
             same = counts == count
-            kept = (~hidden_BL[same]).nonzero()[:, 1].view(int(same.sum()), -1)
+            kept = (~hidden_BL[same]).nonzero()[:, 1].view(int(same.sum()), hidden_BL.shape[1] - count)
             drawn[same] = self._draw(normalised[same], kept)
         return drawn
 

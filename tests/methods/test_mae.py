@@ -112,7 +112,7 @@ def test_restoring_with_and_without_a_mask() -> None:
         assert len(drawn) == 3
         torch.testing.assert_close(everywhere[:, place], torch.stack(drawn).mean(0))
     uneven = hidden.clone()
-    uneven[0, 1], uneven[1] = True, False
+    uneven[0, 1], uneven[1], uneven[2] = True, False, True  # the last sees no token at all
     together = model.restore(images, uneven)
     for film in range(4):  # each as if it were alone
         one = slice(film, film + 1)
