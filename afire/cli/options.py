@@ -98,7 +98,7 @@ Name = Annotated[str | None, typer.Option("--name", help="What tables call this 
 Force = Annotated[bool, typer.Option("--force", help="Replace a result that is already in --out.")]
 Network = Annotated[
     str | None,
-    typer.Option("--network", help="Which of a run's networks, such as AFiRe's student. Default: the one to use."),
+    typer.Option("--network", help="Which of a run's networks, such as AFiRe's student. Default: the one it exports."),
 ]
 
 

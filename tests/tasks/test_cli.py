@@ -18,7 +18,7 @@ ENCODER = ["--preset", "tiny", *(word for setting in SMALLEST for word in ("--se
 
 
 def afire(*words: object) -> str:
-    """Run a command in this process; its output, or the sentence it ended with."""
+    """Run a command in this process; its output, or the message it ended with."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     if isinstance(result.exception, UserError):
         return f"error: {result.exception}"
@@ -81,7 +81,7 @@ def test_embed_writes_features_of_a_part(packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (["--seeds", "0,x"], "not a list of whole numbers"),
         (["--seeds", "-1"], "not a list of whole numbers"),
@@ -91,10 +91,8 @@ def test_embed_writes_features_of_a_part(packed: Path, tmp_path: Path) -> None:
         (["--split", "nothing.json"], "does not exist"),
     ],
 )
-def test_mistakes_are_sentences_and_leave_nothing(
-    packed: Path, tmp_path: Path, words: list[str], sentence: str
-) -> None:
-    assert sentence in probe(packed, tmp_path / "r", *words)
+def test_mistakes_are_messages_and_leave_nothing(packed: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    assert message in probe(packed, tmp_path / "r", *words)
     assert not (tmp_path / "r").exists()
 
 

@@ -24,31 +24,31 @@ def evaluated(films: PackedFilms):  # type: ignore[no-untyped-def]
 
 
 def test_values_equal_the_metrics_of_each_run(evaluated) -> None:  # type: ignore[no-untyped-def]
-    names, truth, outcomes, found = evaluated
+    names, truth, outcomes, evaluation = evaluated
     for c, label in enumerate(names):
-        expected = [m.auc(one.test[:, c], truth[one.run.rows["test"], c]) for one in outcomes]
-        assert found.per_label[label]["auc"].values == pytest.approx(expected)
-        assert found.per_label[label]["auc"].mean == pytest.approx(np.mean(expected))
-        assert found.per_label[label]["auc"].sd == pytest.approx(np.std(expected, ddof=1))
-    both = [found.per_label[label]["auc"].mean for label in names]
-    assert found.metrics["auc"].mean == pytest.approx(np.mean(both))
-    assert found.metrics["auc"].low < found.metrics["auc"].mean < found.metrics["auc"].high
+        expected = [m.auc(outcome.test[:, c], truth[outcome.run.rows["test"], c]) for outcome in outcomes]
+        assert evaluation.per_label[label]["auc"].values == pytest.approx(expected)
+        assert evaluation.per_label[label]["auc"].mean == pytest.approx(np.mean(expected))
+        assert evaluation.per_label[label]["auc"].sd == pytest.approx(np.std(expected, ddof=1))
+    both = [evaluation.per_label[label]["auc"].mean for label in names]
+    assert evaluation.metrics["auc"].mean == pytest.approx(np.mean(both))
+    assert evaluation.metrics["auc"].low < evaluation.metrics["auc"].mean < evaluation.metrics["auc"].high
 
 
 def test_thresholds_come_from_validation(evaluated) -> None:  # type: ignore[no-untyped-def]
-    names, truth, outcomes, found = evaluated
-    for one, result in zip(outcomes, found.runs, strict=True):
-        rows = one.run.rows["test"]
-        threshold = m.best_threshold(one.val[:, 0], truth[one.run.rows["val"], 0])
+    names, truth, outcomes, evaluation = evaluated
+    for outcome, result in zip(outcomes, evaluation.runs, strict=True):
+        rows = outcome.run.rows["test"]
+        threshold = m.best_threshold(outcome.val[:, 0], truth[outcome.run.rows["val"], 0])
         assert result.chosen["thresholds"][names[0]] == pytest.approx(threshold)
-        value = found.per_label[names[0]]["f1"].values[outcomes.index(one)]
-        assert value == pytest.approx(m.f1(one.test[:, 0], truth[rows, 0], threshold))
+        value = evaluation.per_label[names[0]]["f1"].values[outcomes.index(outcome)]
+        assert value == pytest.approx(m.f1(outcome.test[:, 0], truth[rows, 0], threshold))
 
 
 def test_predictions_hold_every_val_and_test_film_of_every_run(evaluated, films: PackedFilms) -> None:  # type: ignore[no-untyped-def]
-    _, truth, outcomes, found = evaluated
-    frame = found.predictions
-    assert len(frame) == sum(len(one.run.rows[part]) for one in outcomes for part in ("val", "test"))
+    _, truth, outcomes, evaluation = evaluated
+    frame = evaluation.predictions
+    assert len(frame) == sum(len(outcome.run.rows[subset]) for outcome in outcomes for subset in ("val", "test"))
     chosen = frame[(frame["run"] == "seed-1") & (frame["part"] == "test")]
     rows = outcomes[1].run.rows["test"]
     assert chosen["image"].tolist() == films.manifest.table["image"].iloc[rows].tolist()
@@ -61,11 +61,13 @@ def test_runs_that_agree_do_not_narrow_the_interval(films: PackedFilms) -> None:
     names, truth = task_labels(films.manifest, ["Blob"])
     (run,) = plan_runs(films.manifest, None, [0])
     noisy = truth + np.random.default_rng(0).normal(0, 0.7, truth.shape)
-    one = Scores(run, noisy[run.rows["val"]], noisy[run.rows["test"]], "w")
+    outcome = Scores(run, noisy[run.rows["val"]], noisy[run.rows["test"]], "w")
     widths = []
     for count in (1, 3):
-        found = evaluate(films.manifest, names, truth, [one] * count, np.random.default_rng(0), 400).metrics["auc"]
-        widths.append(found.high - found.low)
+        evaluation = evaluate(films.manifest, names, truth, [outcome] * count, np.random.default_rng(0), 400).metrics[
+            "auc"
+        ]
+        widths.append(evaluation.high - evaluation.low)
     assert widths[0] == pytest.approx(widths[1])
 
 

@@ -36,7 +36,7 @@ def test_abnormal_is_not_normal_and_the_default_without_findings() -> None:
     np.testing.assert_array_equal(truth, [[0, 0], [1, 1]])
 
 
-def test_mistakes_are_sentences() -> None:
+def test_mistakes_are_messages() -> None:
     films = manifest(Mass=[1, 0], Edema=[NAN, NAN])
     with pytest.raises(UserError, match="no label 'Mas'; did you mean Mass"):
         task_labels(films, ["Mas"])
@@ -50,9 +50,9 @@ def test_mistakes_are_sentences() -> None:
 
 def test_one_class_is_refused_for_the_only_label_and_said_for_one_of_many() -> None:
     truth = np.array([[0, 1], [1, 1], [0, 1], [1, 0]], float)
-    parts = {"train": np.array([0, 1]), "test": np.array([2, 3])}
+    subsets = {"train": np.array([0, 1]), "test": np.array([2, 3])}
     with pytest.raises(UserError, match="Mass has 2 positive and 0 negative films in train"):
-        check_classes(["Mass"], truth[:, 1:], parts)
-    assert check_classes(["Nodule"], truth[:, :1], parts) == []
-    (sentence,) = check_classes(["Nodule", "Mass"], truth, parts)
-    assert sentence == "label Mass has 2 positive and 0 negative films in train"
+        check_classes(["Mass"], truth[:, 1:], subsets)
+    assert check_classes(["Nodule"], truth[:, :1], subsets) == []
+    (message,) = check_classes(["Nodule", "Mass"], truth, subsets)
+    assert message == "label Mass has 2 positive and 0 negative films in train"

@@ -44,7 +44,7 @@ def assert_same(first: Path, second: Path) -> None:
     one, two = load_file(first / "model.safetensors"), load_file(second / "model.safetensors")
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
     with np.load(first / "answers.npz") as a, np.load(second / "answers.npz") as b:
-        assert all(np.array_equal(a[part], b[part]) for part in ("val", "test"))
+        assert all(np.array_equal(a[subset], b[subset]) for subset in ("val", "test"))
     assert lines(first) == lines(second)
 
 
@@ -99,5 +99,5 @@ def test_two_processes_equal_one(packed: Path, tmp_path: Path) -> None:
         if not key.endswith("qkv.bias"):  # softmax does not feel the bias of the keys: Adam makes its noise large
             torch.testing.assert_close(value, weights[1][key], rtol=1e-3, atol=5e-5)
     answers = [np.load(out / "seed-0/answers.npz") for out in (one, two)]
-    for part in ("val", "test"):
-        np.testing.assert_allclose(answers[0][part], answers[1][part], atol=1e-4)
+    for subset in ("val", "test"):
+        np.testing.assert_allclose(answers[0][subset], answers[1][subset], atol=1e-4)

@@ -40,13 +40,13 @@ def test_all_tokens_keep_their_order(backbone: Weights, films: PackedFilms, tmp_
     assert write_features(file, backbone, films, rows, "tokens") == (70, 16, 16)
     expected = np.concatenate(list(feature_batches(backbone, films, rows, "tokens")))
     if suffix == ".parquet":
-        found = np.stack(pd.read_parquet(file)["feature"]).reshape(70, 16, 16)
+        features = np.stack(pd.read_parquet(file)["feature"]).reshape(70, 16, 16)
     else:
         with np.load(file, allow_pickle=False) as stored:
-            found = stored["features"]
+            features = stored["features"]
             assert stored["image"].tolist() == films.manifest.table["image"].iloc[rows].tolist()
             assert json.loads(str(stored["about"]))["shape"] == [16, 16]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(features, expected, atol=1e-6)
 
 
 def test_another_format_is_refused_before_the_work(backbone: Weights, films: PackedFilms, tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_size_facts_and_the_median_for_an_unknown_size() -> None:
     table = pd.DataFrame(
         {"image": list("abcd"), "meta:orig_width": [100, 200, 300, None], "meta:orig_height": [50, 50, 100, None]}
     )
-    found = size_features(make_manifest(table, Path("films")), np.array([0, 2, 3, 1]))
-    np.testing.assert_allclose(found[0], [100, 50, 5000, 2])
-    np.testing.assert_allclose(found[2], [200, 50, 10000, 4])
+    features = size_features(make_manifest(table, Path("films")), np.array([0, 2, 3, 1]))
+    np.testing.assert_allclose(features[0], [100, 50, 5000, 2])
+    np.testing.assert_allclose(features[2], [200, 50, 10000, 4])
 
 
 def test_sizes_come_from_the_files_where_the_manifest_has_none(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def test_it_learns_and_leaves_what_it_promises(packed: Path, tmp_path: Path) -> 
     summary = json.loads((run / "summary.json").read_text())
     assert summary["val_auc"] == max(values) and summary["chosen"]["epoch"] == values.index(max(values)) + 1
     val = predictions[predictions["part"] == "val"]  # the weights that are kept are those of the best epoch
-    found = m.auc(val["score:Spot"].to_numpy(float), val["truth:Spot"].to_numpy(float))
-    assert found == pytest.approx(max(values))
+    value = m.auc(val["score:Spot"].to_numpy(float), val["truth:Spot"].to_numpy(float))
+    assert value == pytest.approx(max(values))
     assert result.runs[0].chosen["epoch"] == summary["chosen"]["epoch"]
 
 
@@ -173,10 +173,10 @@ def test_every_kind_of_run_runs(packed: Path, tmp_path: Path, overrides: list[st
     assert 0 <= result.metrics["auc"].mean <= 1
 
 
-def test_accumulated_parts_are_one_batch(packed: Path, tmp_path: Path) -> None:
-    """Also with unknown labels, of which the parts of a batch have different numbers."""
-    for name, parts in (("one", 1), ("four", 4)):
-        config = settings("training.epochs=1", "augment.flip=0", f"training.accumulate={parts}")
+def test_accumulated_pieces_are_one_batch(packed: Path, tmp_path: Path) -> None:
+    """Also with unknown labels, of which the pieces of a batch have different numbers."""
+    for name, pieces in (("one", 1), ("four", 4)):
+        config = settings("training.epochs=1", "augment.flip=0", f"training.accumulate={pieces}")
         list(run_finetune(experiment(packed, tmp_path / name), config))
     one, four = (load_file(tmp_path / name / "seed-0/model.safetensors") for name in ("one", "four"))
     for key in ("head.weight", "head.bias", "encoder.blocks.0.mlp.fc1.weight"):
@@ -190,20 +190,20 @@ def test_small_sets_are_passed_several_times(packed: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("overrides", "sentence"),
+    ("overrides", "message"),
     [
         (["labels=[Spto]"], "did you mean Spot?"),
         (["training.learning_rate=1e30", "training.clip=0"], "not finite at step"),
         (["training.batch_size=15", "training.accumulate=2"], "choose a multiple of 2"),
     ],
 )
-def test_mistakes_are_sentences(packed: Path, tmp_path: Path, overrides: list[str], sentence: str) -> None:
+def test_mistakes_are_messages(packed: Path, tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=r"^[^\n]*$") as error:
         list(run_finetune(experiment(packed, tmp_path), settings(*overrides)))
-    assert sentence in str(error.value)
+    assert message in str(error.value)
 
 
-def test_one_class_only_is_a_sentence(packed: Path, tmp_path: Path) -> None:
+def test_one_class_only_is_a_message(packed: Path, tmp_path: Path) -> None:
     from afire.data.splits import make_split
 
     manifest = PackedFilms(packed).manifest

@@ -24,7 +24,7 @@ def test_a_result_and_its_run_are_the_same_classifier(result: Path) -> None:
     assert whole.test_images == [f"{number:03d}.png" for number in range(8, 16)]
 
 
-def test_what_is_no_fine_tuning_is_a_sentence(result: Path, tmp_path: Path) -> None:
+def test_what_is_no_fine_tuning_is_a_message(result: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist"):
         load_classifier(tmp_path / "nothing")
     with pytest.raises(UserError, match="no run seed-7; its runs are seed-0"):

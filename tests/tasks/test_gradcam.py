@@ -45,7 +45,7 @@ def test_by_default_a_map_is_each_tokens_share_of_the_logit(boxed: Path, result:
     assert np.allclose(gradcam(model, films, 1), expected.detach().numpy(), atol=1e-6)
 
 
-def test_a_block_that_is_not_there_is_a_sentence(result: Path) -> None:
+def test_a_block_that_is_not_there_is_a_message(result: Path) -> None:
     with pytest.raises(UserError, match="blocks 1 to 2"):
         TokenMap(load_classifier(result).model, 3)
 
@@ -56,36 +56,36 @@ def test_meeting_by_hand() -> None:
     values[2, 2] = 1.0
     inside = np.zeros((10, 10), bool)
     inside[2:4, 2:4] = True
-    found = meet(values, inside)
-    assert found.hit == 1 and found.chance_hit == 0.04
-    assert found.iou_half == pytest.approx(4 / 8)
-    assert found.iou_share == pytest.approx(4 / 10)  # ten pixels: the eight, and two zeros
-    assert found.chance_iou_half == pytest.approx(0.08 * 0.04 / (0.08 + 0.04 - 0.08 * 0.04))
+    meeting = meet(values, inside)
+    assert meeting.hit == 1 and meeting.chance_hit == 0.04
+    assert meeting.iou_half == pytest.approx(4 / 8)
+    assert meeting.iou_share == pytest.approx(4 / 10)  # ten pixels: the eight, and two zeros
+    assert meeting.chance_iou_half == pytest.approx(0.08 * 0.04 / (0.08 + 0.04 - 0.08 * 0.04))
     values[9, 9] = 2.0
     assert meet(values, inside).hit == 0
 
 
 def test_a_map_without_a_positive_place_misses() -> None:
-    found = meet(np.zeros((8, 8), np.float32), np.ones((8, 8), bool))
-    assert (found.hit, found.iou_half, found.iou_share) == (0, 0, 0) and found.chance_hit == 1
+    meeting = meet(np.zeros((8, 8), np.float32), np.ones((8, 8), bool))
+    assert (meeting.hit, meeting.iou_half, meeting.iou_share) == (0, 0, 0) and meeting.chance_hit == 1
 
 
 def test_a_peak_on_every_pixel_once_hits_exactly_as_often_as_chance_says() -> None:
     inside = np.zeros((16, 16), bool)
     inside[4:12, 3:9] = True
     peaks = np.eye(256, dtype=np.float32).reshape(256, 16, 16)
-    found = [meet(peak, inside) for peak in peaks]
-    assert np.mean([one.hit for one in found]) == found[0].chance_hit == 48 / 256
+    meetings = [meet(peak, inside) for peak in peaks]
+    assert np.mean([meeting.hit for meeting in meetings]) == meetings[0].chance_hit == 48 / 256
 
 
 def test_blind_maps_overlap_as_much_as_chance_says() -> None:
     rng = np.random.default_rng(0)
     inside = np.zeros((16, 16), bool)
     inside[4:12, 3:9] = True
-    found = [meet(rng.random((16, 16), np.float32), inside) for _ in range(2000)]
+    meetings = [meet(rng.random((16, 16), np.float32), inside) for _ in range(2000)]
     for name in ("iou_half", "iou_share"):
-        measured = np.array([getattr(one, name) for one in found])
-        chance = np.mean([getattr(one, f"chance_{name}") for one in found])
+        measured = np.array([getattr(meeting, name) for meeting in meetings])
+        chance = np.mean([getattr(meeting, f"chance_{name}") for meeting in meetings])
         # Chance is a ratio of expectations, the measured a mean of ratios: a little less, by under 3 %.
         assert measured.mean() == pytest.approx(chance, rel=0.03), name
 

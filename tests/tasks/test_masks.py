@@ -64,7 +64,7 @@ def test_another_column_and_films_without_a_mask(films: PackedFilms) -> None:
         mask_cells(films.manifest, MaskConfig(column="hearts"))
 
 
-def test_no_mask_at_all_is_a_sentence(tmp_path: Path) -> None:
+def test_no_mask_at_all_is_a_message(tmp_path: Path) -> None:
     manifest = make_manifest(pd.DataFrame({"image": ["a.png"]}), tmp_path)
     with pytest.raises(
         UserError, match="no film has a mask in column mask or rle; choose the column with --mask-column"
@@ -73,7 +73,7 @@ def test_no_mask_at_all_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["mask", "rle"])
-def test_a_mask_of_another_size_is_a_sentence(tmp_path: Path, column: str) -> None:
+def test_a_mask_of_another_size_is_a_message(tmp_path: Path, column: str) -> None:
     manifest = own(tmp_path, (20, 30), column=column)
     config = MaskConfig()
     films = DecodedFilms(manifest, 16)

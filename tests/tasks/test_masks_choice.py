@@ -52,16 +52,16 @@ def test_the_choice_is_the_best_of_all_pairs() -> None:
             areas, overlaps = component_sizes(films[film] >= thresholds[t], truth[film])
             large = areas >= least[a] * 400
             counts[:, film, t, a] = areas[large].sum(), overlaps[large].sum()
-    found = choose(counts[0], counts[1], truth.sum(axis=(1, 2)).astype(float), thresholds, least, "all")
+    choice = choose(counts[0], counts[1], truth.sum(axis=(1, 2)).astype(float), thresholds, least, "all")
     t, a = np.unravel_index(slow.argmax(), slow.shape)
-    assert (found.threshold, found.min_area) == (thresholds[t], least[a])
-    assert found.value == pytest.approx(slow.max())
+    assert (choice.threshold, choice.min_area) == (thresholds[t], least[a])
+    assert choice.value == pytest.approx(slow.max())
 
 
 def test_of_equals_the_plain_one_wins() -> None:
     ones = np.ones((3, 4, 2))
-    found = choose(ones, ones, np.ones(3), [0.1, 0.4, 0.55, 0.9], [0.0, 0.01], "all")
-    assert (found.threshold, found.min_area, found.value) == (0.55, 0.0, 1.0)
+    choice = choose(ones, ones, np.ones(3), [0.1, 0.4, 0.55, 0.9], [0.0, 0.01], "all")
+    assert (choice.threshold, choice.min_area, choice.value) == (0.55, 0.0, 1.0)
 
 
 def test_saying_nothing_is_best_by_all_and_not_by_both() -> None:

@@ -61,14 +61,14 @@ def test_entropy_is_1_for_a_uniform_prototype_and_0_for_a_sure_one(model: AFiRe,
     kept = model.bank.prototypes.clone()
     model.bank.prototypes[0] = 1 / 6
     model.bank.prototypes[1] = torch.eye(6)[4]
-    found = build_atlas(model, films, ROWS, NEAREST, CPU)
+    atlas = build_atlas(model, films, ROWS, NEAREST, CPU)
     model.bank.prototypes.copy_(kept)
-    assert found.entropy[0] == pytest.approx(1) and found.entropy[1] == pytest.approx(0, abs=1e-6)
-    assert found.cluster[1] == 4 and found.probability[1] == 1
-    assert (found.near_place >= found.own_place).all()
+    assert atlas.entropy[0] == pytest.approx(1) and atlas.entropy[1] == pytest.approx(0, abs=1e-6)
+    assert atlas.cluster[1] == 4 and atlas.probability[1] == 1
+    assert (atlas.near_place >= atlas.own_place).all()
 
 
-def test_what_has_no_atlas_is_a_sentence(model: AFiRe, films: PackedFilms) -> None:
+def test_what_has_no_atlas_is_a_message(model: AFiRe, films: PackedFilms) -> None:
     with pytest.raises(UserError, match="keeps no prototypes"):
         build_atlas(AFiRe(smallest(["prototypes.enabled=false"])), films, ROWS, NEAREST, CPU)
     with pytest.raises(UserError, match="no clusters to show"):

@@ -22,14 +22,14 @@ def model() -> AFiRe:
 
 def test_only_z_mask_hides_what_lies_below(model: AFiRe, films: PackedFilms) -> None:
     rows = np.array([0, 1, 4])
-    found = restore_films(model, films.batch(rows), rows, seed=0)
-    assert found.hidden.any(axis=(1, 2)).all() and found.hidden.shape == (3, 4, 4)
-    assert np.array_equal(found.inputs["normal"], found.truth)
-    changed = np.abs(found.inputs["lesioned"] - found.truth) > 0
+    restored = restore_films(model, films.batch(rows), rows, seed=0)
+    assert restored.hidden.any(axis=(1, 2)).all() and restored.hidden.shape == (3, 4, 4)
+    assert np.array_equal(restored.inputs["normal"], restored.truth)
+    changed = np.abs(restored.inputs["lesioned"] - restored.truth) > 0
     assert changed.any(axis=(1, 2)).all()
-    assert not np.allclose(found.outputs["lesioned", "z_mask"], found.outputs["lesioned", "all_seen"])
+    assert not np.allclose(restored.outputs["lesioned", "z_mask"], restored.outputs["lesioned", "all_seen"])
     again = restore_films(model, films.batch(rows[1:]), rows[1:], seed=0)  # other films beside it change nothing
-    assert np.allclose(again.outputs["lesioned", "z_mask"], found.outputs["lesioned", "z_mask"][1:], atol=1e-5)
+    assert np.allclose(again.outputs["lesioned", "z_mask"], restored.outputs["lesioned", "z_mask"][1:], atol=1e-5)
 
 
 def test_errors_equal_a_slow_mean_over_pixels(model: AFiRe, films: PackedFilms) -> None:
@@ -46,7 +46,7 @@ def test_errors_equal_a_slow_mean_over_pixels(model: AFiRe, films: PackedFilms) 
     assert (errors.inside["normal", "untouched"] == 0).all() and (errors.inside["lesioned", "untouched"] > 0).all()
 
 
-def test_a_model_that_cannot_restore_is_a_sentence(tmp_path: Path) -> None:
+def test_a_model_that_cannot_restore_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="it has no decoder"):
         check_restores(AFiRe(smallest(["losses.restoration=0"])), "run")
     with pytest.raises(UserError, match="without z_mask"):

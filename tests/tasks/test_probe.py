@@ -24,14 +24,14 @@ def synthetic(count: int = 300, width: int = 6, seed: int = 0) -> tuple[NDArray[
     return features * np.float32(3) + np.float32(10), truth
 
 
-def parts(features: NDArray[np.float32], truth: Floats):  # type: ignore[no-untyped-def]
+def subsets(features: NDArray[np.float32], truth: Floats):  # type: ignore[no-untyped-def]
     bounds = {"train": slice(0, 180), "val": slice(180, 240), "test": slice(240, 300)}
-    return {part: (features[rows], truth[rows]) for part, rows in bounds.items()}
+    return {subset: (features[rows], truth[rows]) for subset, rows in bounds.items()}
 
 
 def test_linear_probe_is_standardised_logistic_regression_with_c_from_validation() -> None:
     features, truth = synthetic()
-    given = parts(features, truth)
+    given = subsets(features, truth)
     best: list[tuple[float, float, Floats]] = []
     for c in GRID_C:
         val, test = [], []
@@ -47,15 +47,15 @@ def test_linear_probe_is_standardised_logistic_regression_with_c_from_validation
         value = np.mean([m.auc(val[label], given["val"][1][:, label]) for label in range(2)])
         best.append((float(value), -c, np.stack(test, axis=1)))
     value, negative_c, expected = max(best, key=lambda one: one[:2])
-    found = linear_probe(given)
-    assert found.chosen == {"C": -negative_c, "val_auc": pytest.approx(value)}
-    np.testing.assert_allclose(found.test, expected, atol=2e-3)
+    probed = linear_probe(given)
+    assert probed.chosen == {"C": -negative_c, "val_auc": pytest.approx(value)}
+    np.testing.assert_allclose(probed.test, expected, atol=2e-3)
 
 
 def test_unknown_labels_are_masked_label_by_label() -> None:
     features, truth = synthetic()
-    one = linear_probe(parts(features, truth[:, :1]))
-    both = linear_probe(parts(features, np.c_[truth[:, 0], np.where(truth[:, 1] == 1, 1.0, truth[:, 1])]))
+    one = linear_probe(subsets(features, truth[:, :1]))
+    both = linear_probe(subsets(features, np.c_[truth[:, 0], np.where(truth[:, 1] == 1, 1.0, truth[:, 1])]))
     if one.chosen["C"] == both.chosen["C"]:
         np.testing.assert_allclose(one.test[:, 0], both.test[:, 0], atol=1e-3)
     assert not np.isnan(both.test).any()
@@ -65,15 +65,15 @@ def test_a_label_with_one_class_answers_its_share_and_costs_nothing() -> None:
     features, truth = synthetic()
     truth[:180, 1] = 0.0
     for probe in (linear_probe, knn_probe):
-        found = probe(parts(features, truth))
-        np.testing.assert_array_equal(found.test[:, 1], 0.0)
-        assert m.auc(found.test[:, 0], truth[240:, 0]) > 0.75
+        probed = probe(subsets(features, truth))
+        np.testing.assert_array_equal(probed.test[:, 1], 0.0)
+        assert m.auc(probed.test[:, 0], truth[240:, 0]) > 0.75
 
 
 @pytest.mark.parametrize("probe", [linear_probe, knn_probe])
 def test_the_test_films_decide_nothing(probe) -> None:  # type: ignore[no-untyped-def]
     features, truth = synthetic()
-    given = parts(features, truth)
+    given = subsets(features, truth)
     other = {**given, "test": (given["test"][0][::-1].copy(), 1 - given["test"][1])}
     first, second = probe(given), probe(other)
     assert first.chosen == second.chosen
@@ -85,9 +85,9 @@ def test_features_that_never_vary_are_harmless() -> None:
     features, truth = synthetic()
     constant = np.c_[features, np.full(len(features), 7.7, np.float32)]
     for probe in (linear_probe, knn_probe):
-        found = probe(parts(constant, truth))
-        assert np.isfinite(found.test).all()
-        np.testing.assert_allclose(found.test, probe(parts(features, truth)).test, atol=1e-6)
+        probed = probe(subsets(constant, truth))
+        assert np.isfinite(probed.test).all()
+        np.testing.assert_allclose(probed.test, probe(subsets(features, truth)).test, atol=1e-6)
 
 
 def slow_knn(train: Floats, truth: Floats, query: Floats, k: int) -> Floats:
@@ -112,13 +112,13 @@ def test_knn_equals_the_slow_vote(k: int) -> None:
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
     truth = rng.integers(0, 2, (40, 3)).astype(float)
     truth[rng.random((40, 3)) < 0.4] = np.nan
-    found = knn_scores(train, truth, queries, [k])[k]
-    np.testing.assert_allclose(found, [slow_knn(train, truth, query, k) for query in queries])
+    probed = knn_scores(train, truth, queries, [k])[k]
+    np.testing.assert_allclose(probed, [slow_knn(train, truth, query, k) for query in queries])
 
 
 def test_knn_takes_k_from_validation_and_fewer_films_than_k() -> None:
     features, truth = synthetic()
-    found = knn_probe(parts(features, truth))
-    assert found.chosen["k"] in (5, 10, 20, 50)
-    few = {**parts(features, truth), "train": (features[:3], truth[:3])}
+    probed = knn_probe(subsets(features, truth))
+    assert probed.chosen["k"] in (5, 10, 20, 50)
+    few = {**subsets(features, truth), "train": (features[:3], truth[:3])}
     assert knn_probe(few).chosen["k"] == 3

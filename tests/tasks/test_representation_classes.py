@@ -24,10 +24,10 @@ def test_a_combination_of_labels_is_a_class_and_the_commonest_stay(tmp_path: obj
         Mass=[0, 0, 0, 1, 1, 1, np.nan],
         Pleural_Thickening=[0, 0, 0, 1, 1, 0, 1],
     )
-    found = film_classes(films, np.arange(7), None, 2)
-    assert found.names == ["normal", "Mass + Pleural Thickening"]
-    assert found.rows.tolist() == [0, 1, 2, 3, 4] and found.number.tolist() == [0, 0, 0, 1, 1]
-    assert (found.others, found.unknown) == (1, 1)
+    classes = film_classes(films, np.arange(7), None, 2)
+    assert classes.names == ["normal", "Mass + Pleural Thickening"]
+    assert classes.rows.tolist() == [0, 1, 2, 3, 4] and classes.number.tolist() == [0, 0, 0, 1, 1]
+    assert (classes.others, classes.unknown) == (1, 1)
 
 
 def test_no_finding_is_not_the_same_as_normal(tmp_path: object) -> None:
@@ -35,7 +35,7 @@ def test_no_finding_is_not_the_same_as_normal(tmp_path: object) -> None:
     assert film_classes(films, np.arange(3), None, 7).names == ["none of these", "Mass"]
 
 
-def test_one_class_is_a_sentence(tmp_path: object) -> None:
+def test_one_class_is_a_message(tmp_path: object) -> None:
     with pytest.raises(UserError, match="at least two classes"):
         film_classes(manifest(tmp_path, normal=[1, 1], Mass=[0, 0]), np.arange(2), None, 7)
 
@@ -54,11 +54,11 @@ def test_purity_equals_a_slow_count_without_the_same_patient() -> None:
     classes = np.repeat([0, 1, 2], [20, 12, 8])
     unit = unit_vectors((rng.normal(size=(40, 6)) + classes[:, None]).astype(np.float32))
     patients = np.array([f"p{i // 2}" for i in range(40)], dtype=object)
-    found = cluster_quality(unit, classes, patients, [3, 5], np.random.default_rng(0))
+    quality = cluster_quality(unit, classes, patients, [3, 5], np.random.default_rng(0))
     for k in (3, 5):
-        assert found.purity[k].mean == pytest.approx(slow_purity(unit, classes, patients, k))
-        assert found.purity[k].low <= found.purity[k].mean <= found.purity[k].high
-    assert found.chance == pytest.approx(slow_purity(unit, classes, patients, 38), abs=0.02)
+        assert quality.purity[k].mean == pytest.approx(slow_purity(unit, classes, patients, k))
+        assert quality.purity[k].low <= quality.purity[k].mean <= quality.purity[k].high
+    assert quality.chance == pytest.approx(slow_purity(unit, classes, patients, 38), abs=0.02)
 
 
 def test_films_of_one_patient_do_not_make_a_cluster() -> None:
@@ -83,7 +83,7 @@ def test_silhouette_tells_apart_clusters_from_noise() -> None:
     assert quality[0] > 0.5 > 0.2 > abs(quality[1])
 
 
-def test_too_few_points_are_sentences() -> None:
+def test_too_few_points_are_messages() -> None:
     unit = unit_vectors(np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32))
     with pytest.raises(UserError, match=r"perplexity 30 needs at least 91 films, but there are 20.*to 6 or less"):
         tsne_map(unit, 30, 0)

@@ -47,15 +47,15 @@ def follow(backbone: Weights, films: Patterned) -> Following:
 def test_tokens_without_positions_follow_anatomy(films: PackedFilms) -> None:
     backbone = open_weights("random", smallest(BIG))
     backbone.trunk.pos_embed.zero_()
-    found = follow(backbone, Patterned(films))
-    assert found.anatomy > 0.99 and found.place < 0.01
+    shares = follow(backbone, Patterned(films))
+    assert shares.anatomy > 0.99 and shares.place < 0.01
 
 
 def test_tokens_that_see_nothing_follow_their_place(films: PackedFilms) -> None:
     backbone = open_weights("random", smallest(BIG))
     torch.nn.init.zeros_(backbone.trunk.patch_embed.proj.weight)
-    found = follow(backbone, Patterned(films))
-    assert found.place == 1.0 and found.anatomy == 0.0 == found.other
+    shares = follow(backbone, Patterned(films))
+    assert shares.place == 1.0 and shares.anatomy == 0.0 == shares.other
 
 
 @pytest.mark.parametrize("side", [3, 4, 8, 14])
@@ -68,7 +68,7 @@ def test_nine_places_are_equally_spaced_and_inside(side: int) -> None:
     assert abs(places.rows[0] - (side - 1 - places.rows[2])) <= 1  # as much room above as below
 
 
-def test_a_tiny_grid_is_a_sentence() -> None:
+def test_a_tiny_grid_is_a_message() -> None:
     with pytest.raises(UserError, match="at least 3 x 3 tokens"):
         landmark_places((2, 2))
 

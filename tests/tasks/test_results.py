@@ -59,9 +59,9 @@ def test_a_result_survives_the_file_with_nan_as_null(tmp_path: Path) -> None:
 
 
 def test_estimate_leaves_out_runs_without_a_value() -> None:
-    one = estimate([0.8, 0.9, math.nan], np.array([0.7, 0.8, 0.9, math.nan]))
-    assert one.mean == pytest.approx(0.85) and one.sd == pytest.approx(np.std([0.8, 0.9], ddof=1))
-    assert 0.7 <= one.low < one.high <= 0.9
+    summary = estimate([0.8, 0.9, math.nan], np.array([0.7, 0.8, 0.9, math.nan]))
+    assert summary.mean == pytest.approx(0.85) and summary.sd == pytest.approx(np.std([0.8, 0.9], ddof=1))
+    assert 0.7 <= summary.low < summary.high <= 0.9
     single = estimate([0.8])
     assert single.mean == 0.8 and math.isnan(single.sd) and math.isnan(single.low)
     assert math.isnan(estimate([math.nan]).mean)
@@ -77,7 +77,7 @@ def test_a_result_is_not_written_over_unless_asked(tmp_path: Path) -> None:
         check_out(tmp_path / "result.json", force=True)
 
 
-def test_what_is_not_a_result_is_a_sentence(tmp_path: Path) -> None:
+def test_what_is_not_a_result_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no result\.json"):
         read_result(tmp_path)
     (tmp_path / "result.json").write_text('{"format": 1, "task": "probe"}')

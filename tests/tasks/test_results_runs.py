@@ -79,11 +79,11 @@ def test_copies_under_two_patients_stay_in_one_part() -> None:
         digests[first + 2] = digests[first]  # a copy under the next patient
     films = manifest(digests=digests)
     for run in plan_runs(films, None, [0, 1, 2, 3]):
-        part_of = {row: part for part, rows in run.rows.items() for row in rows}
-        assert all(part_of[first] == part_of[first + 2] for first in range(0, 140, 4))
+        subset_of = {row: subset for subset, rows in run.rows.items() for row in rows}
+        assert all(subset_of[first] == subset_of[first + 2] for first in range(0, 140, 4))
 
 
-def test_leaks_and_impossible_wishes_are_sentences() -> None:
+def test_leaks_and_impossible_wishes_are_messages() -> None:
     digests = [f"d{i}" for i in range(200)]
     digests[199] = digests[0]
     with pytest.raises(UserError, match=r"0.png in train is 199.png in test"):

@@ -45,24 +45,24 @@ def test_losses_are_those_of_a_slow_loop() -> None:
     masks = np.random.default_rng(0).random((3, 8, 8)) > 0.7
     masks[1] = False
     outputs = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    one = objective(masks, "losses.dice=2", "losses.cross_entropy=0.5")
-    found = one.loss(outputs, one.targets(np.arange(3)))
+    task = objective(masks, "losses.dice=2", "losses.cross_entropy=0.5")
+    losses = task.loss(outputs, task.targets(np.arange(3)))
     dice = entropy = 0.0
     for film in range(3):
         p, y = outputs[film, 0].sigmoid().double().numpy(), masks[film]
         dice += 1 - (2 * p[y].sum() + 1) / (p.sum() + y.sum() + 1)
         entropy -= np.where(y, np.log(p), np.log(1 - p)).mean()
-    assert found["dice"].item() == pytest.approx(2 * dice, rel=1e-5)
-    assert found["cross_entropy"].item() == pytest.approx(0.5 * entropy, rel=1e-5)
-    assert set(objective(masks, "losses.dice=0").loss(outputs, one.targets(np.arange(3)))) == {"cross_entropy"}
+    assert losses["dice"].item() == pytest.approx(2 * dice, rel=1e-5)
+    assert losses["cross_entropy"].item() == pytest.approx(0.5 * entropy, rel=1e-5)
+    assert set(objective(masks, "losses.dice=0").loss(outputs, task.targets(np.arange(3)))) == {"cross_entropy"}
 
 
 def test_what_validation_keeps_is_what_masks_would_give() -> None:
     masks = np.random.default_rng(1).random((4, 12, 12)) > 0.5
     masks[2] = False
     outputs = torch.randn(4, 1, 12, 12, generator=torch.Generator().manual_seed(2))
-    one = objective(masks, "choice.thresholds=[0.3, 0.7]", "choice.min_areas=[0, 0.3]")
-    kept = one.keep(outputs, np.arange(4)).numpy()
+    task = objective(masks, "choice.thresholds=[0.3, 0.7]", "choice.min_areas=[0, 0.3]")
+    kept = task.keep(outputs, np.arange(4)).numpy()
     slow = []
     for threshold in (0.3, 0.7):
         cut = outputs.sigmoid()[:, 0].numpy() >= threshold
@@ -70,8 +70,8 @@ def test_what_validation_keeps_is_what_masks_would_give() -> None:
             whole = cut & (cut.mean(axis=(1, 2), keepdims=True) >= least)
             dice = m.dice(whole, masks)
             slow.append((dice.mean() + dice[[0, 1, 3]].mean()) / 2)
-    assert one.score(kept, np.arange(4)) == pytest.approx(max(slow))
-    choice = one.choose_components(one.keep_components(outputs, np.arange(4)).numpy())
+    assert task.score(kept, np.arange(4)) == pytest.approx(max(slow))
+    choice = task.choose_components(task.keep_components(outputs, np.arange(4)).numpy())
     assert 0 < choice.value <= 1 and choice.threshold in (0.3, 0.7)
 
 
@@ -130,7 +130,7 @@ def test_a_miniature_of_siim_from_its_own_table(tmp_path: Path) -> None:
     assert sorted(set(drawn.tolist())) == [0, 128] and (drawn > 0).sum() == 10
 
 
-def test_mistakes_are_sentences(packed: Path, tmp_path: Path) -> None:
+def test_mistakes_are_messages(packed: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the manifest has no column nothing for masks"):
         list(run_segment(experiment(packed, tmp_path), settings("masks.column=nothing")))
     assert not (tmp_path / "seed-0").exists()
@@ -156,7 +156,7 @@ def test_the_picture_shows_both_ends_and_the_middle_and_nothing_empty() -> None:
     values = [number / 40 for number in range(40)] + [1.0] * 10
     table = pd.DataFrame({"run": "seed-0", "part": "test", "image": [f"{n:02d}" for n in range(50)], "rle": rle})
     table["value:dice"], table["value:dice_positive"] = values, values[:40] + [np.nan] * 10
-    found = choose_films(table, 9)
-    assert found["image"].tolist() == ["00", "01", "02", "18", "19", "20", "37", "38", "39"]
-    assert found["group"].unique().tolist() == ["lowest Dice", "middle", "highest Dice"]
+    chosen = choose_films(table, 9)
+    assert chosen["image"].tolist() == ["00", "01", "02", "18", "19", "20", "37", "38", "39"]
+    assert chosen["group"].unique().tolist() == ["lowest Dice", "middle", "highest Dice"]
     assert choose_films(table[40:], 9).empty and len(choose_films(table[:5], 9)) == 5

@@ -38,7 +38,7 @@ def test_presets_are_the_papers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "message"),
     [
         ("epochs=3", "did you mean training.epochs?"),
         ("masks.colum=x", "did you mean masks.column?"),
@@ -49,10 +49,10 @@ def test_presets_are_the_papers() -> None:
         ("training.layer_decay=2", "less than or equal to 1"),
     ],
 )
-def test_a_mistake_is_a_sentence(override: str, sentence: str) -> None:
+def test_a_mistake_is_a_message(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         load_task_config("segment", None, None, [override])
-    assert sentence in str(error.value)
+    assert message in str(error.value)
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
