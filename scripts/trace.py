@@ -2,8 +2,9 @@
 
 A file is on the walk when a function of it is handed a film, or what was computed from one (an array of two or more
 dimensions, alone or inside of a batch, a mapping or a record), by another file, or hands one back. So set-up, schedules
-and progress are not on it, and neither is the command line. Only the run is traced: all of afire is imported before,
-and the detector is fitted before; the first walk ends with the first checkpoint.
+and progress are not on it; the files that only do such things are named below it. The command line is left out. Only
+the run is traced: all of afire is imported before, and the detector is fitted before; the first walk ends with the
+first checkpoint.
 """
 
 from __future__ import annotations
@@ -39,23 +40,34 @@ SMALLEST = (
     *("run.picture_epochs=0", "run.probe_epochs=0", "run.checkpoint_minutes=1e-9"),
 )
 ENDS = ("save_checkpoint", "write_detect_page")  # what a walk ends with, whatever it is handed
-Walk = dict[str, int]  # entries of each file, in the order of the first
 
 
 class Trace:
-    """Counts calls that hand films to the files of a package while it is on, in all threads that begin meanwhile."""
+    """Counts calls that hand films to the files of a package while it is on, in all threads that begin meanwhile.
+
+    ``walk`` has the entries of each file, in the order of the first; ``beside`` the other files that run.
+    """
 
     def __init__(self, package: Path, without: str) -> None:
         self.prefix, self.without = f"{package}/", f"{package / without}/"
-        self.walk: Walk = {}
+        self.walk: dict[str, int] = {}
+        self.entered: set[str] = set()
         self.done = False
 
+    @property
+    def beside(self) -> list[str]:
+        return sorted(self.entered - self.walk.keys())
+
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event not in ("call", "return") or self.done:
+        file = self._file(frame)
+        if file is None or event not in ("call", "return"):
             return
-        file, caller = self._file(frame), self._caller(frame)
-        if file is None or caller == file:
-            return
+        self.entered.add(file)
+        if not self.done and (caller := self._caller(frame)) != file:
+            self._note(file, caller, frame, event, argument)
+
+    def _note(self, file: str, caller: str | None, frame: FrameType, event: str, argument: Any) -> None:
+        """Put a call or a return between two files on the walk where it carries a film."""
         is_end = frame.f_code.co_name in ENDS
         handed = given(frame) if event == "call" else [argument]
         if is_end or any(map(holds_film, handed)):
@@ -126,11 +138,11 @@ def run_command(*words: object) -> None:
     app([str(word) for word in words], standalone_mode=False)
 
 
-def traced(call: Callable[[], None]) -> Walk:
+def traced(call: Callable[[], None]) -> Trace:
     trace = Trace(PACKAGE, without="cli")
     with trace.on():
         call()
-    return trace.walk
+    return trace
 
 
 def draw_films(folder: Path, count: int, size: int = 32) -> Path:
@@ -143,7 +155,7 @@ def draw_films(folder: Path, count: int, size: int = 32) -> Path:
     return folder
 
 
-def to_checkpoint(folder: Path) -> Walk:
+def to_checkpoint(folder: Path) -> Trace:
     """Pre-training on a folder of PNGs, two steps."""
     films = draw_films(folder / "films", 8)
     settings = [word for setting in SMALLEST for word in ("--set", setting)]
@@ -151,7 +163,7 @@ def to_checkpoint(folder: Path) -> Walk:
     return traced(lambda: run_command("pretrain", "--data", films, "--out", folder / "run", *options))
 
 
-def to_report(folder: Path) -> Walk:
+def to_report(folder: Path) -> Trace:
     """A fitted detector over two PNGs; the fit is not traced."""
     settings = [word for setting in SMALLEST if "lesions" not in setting for word in ("--set", setting)]
     fit = ["--weights", "random", "--preset", "tiny", *settings, "--set", "false_alarms=0.2", "--device", "cpu"]
@@ -162,25 +174,29 @@ def to_report(folder: Path) -> Walk:
     return traced(lambda: run_command("detect", "run", films, *options))
 
 
-def as_markdown(title: str, walk: Walk) -> str:
-    """The files in the order of their first entry."""
+def as_markdown(title: str, trace: Trace) -> str:
+    """The files of the walk in the order of their first entry, and those beside it."""
+    walk = trace.walk
     rows = "\n".join(f"| {place} | `{file}` | {walk[file]} |" for place, file in enumerate(walk, start=1))
-    return f"**{title}: {len(walk)} files**\n\n| | file | entries |\n|---|---|---|\n{rows}"
+    table = f"| | file | entries |\n|---|---|---|\n{rows}"
+    beside = ", ".join(f"`{file}`" for file in trace.beside)
+    return f"**{title}: {len(walk)} files**\n\n{table}\n\n{len(trace.beside)} more files run beside it: {beside}."
 
 
-def walks() -> str:
-    """Both walks as the page shows them."""
+def walks(folder: Path) -> dict[str, Trace]:
+    """Both walks by their titles."""
     import_everything()
-    logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = to_checkpoint(Path(folder) / "pretrain")
-        report = to_report(Path(folder) / "detect")
-    titles = "From a PNG to a checkpoint", "From a PNG to `report.html`"
-    return "\n\n".join(as_markdown(title, walk) for title, walk in zip(titles, (checkpoint, report), strict=True))
+    return {
+        "From a PNG to a checkpoint": to_checkpoint(folder / "pretrain"),
+        "From a PNG to `report.html`": to_report(folder / "detect"),
+    }
 
 
 def main() -> None:
-    text = walks()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        traces = walks(Path(folder))
+    text = "\n\n".join(as_markdown(title, trace) for title, trace in traces.items())
     page = PAGE.read_text(encoding="utf-8")
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     assert pattern.search(page), f"{PAGE} has no place for the walks"

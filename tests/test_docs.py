@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -46,14 +47,17 @@ def test_files_of_the_repository_exist(page: Path) -> None:
         assert (ROOT / file).exists(), f"{names(page)} speaks of {file}"
 
 
-def test_the_traced_files_exist() -> None:
-    """`python scripts/trace.py` writes both walks again."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    traced = text.partition("<!-- written by scripts/trace.py -->")[2].partition("<!-- end of what")[0]
-    files = re.findall(r"`([\w/]+\.py)`", traced)
-    assert len(files) > 20 and "methods/afire.py" in files and "report/detect_page.py" in files
-    for file in files:
-        assert (ROOT / "afire" / file).is_file(), f"docs/architecture.md speaks of {file}: run scripts/trace.py"
+@pytest.mark.slow
+def test_the_walks_are_those_that_a_film_takes(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("trace_script", ROOT / "scripts" / "trace.py")
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    page = script.PAGE.read_text(encoding="utf-8")
+    traced = page.partition(script.BEGIN)[2].partition(script.END)[0]
+    told = [set(re.findall(r"^\|.*`(.+)` \|", part, re.MULTILINE)) for part in traced.split("**")[2::2]]
+    assert told == [set(trace.walk) for trace in script.walks(tmp_path).values()], "run `python scripts/trace.py`"
+    assert all(len(files) <= 12 for files in told)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
