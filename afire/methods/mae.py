@@ -149,8 +149,7 @@ class MAE(Method):
         hidden = torch.ones(len(images), self.positions, device=images.device).scatter(1, kept, 0.0).bool()
         patches = self.patches(images)
         seen = self.picture(torch.where(hidden[..., None], torch.zeros_like(patches), patches), like=images)
-        restored = self.restore(images, hidden)
-        drawn = self.picture(torch.where(hidden[..., None], restored, patches), like=images)
+        drawn = self.picture(self.restore(images, hidden), like=images)
         return [
             Panel("film", images),
             Panel("seen", seen),
@@ -167,7 +166,8 @@ class MAE(Method):
         return True
 
     def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """As for any method. The encoder drops ``hidden`` tokens (B, L).
+        """As for any method. The encoder drops ``hidden`` tokens (B, L). The other patches come back as they are: MAE
+        does not learn to draw what it was shown.
 
         Without them each quarter of the patches, every fourth along rows and columns, is shown alone in turn, and a
         patch is the mean of the three times in which it was dropped. Where targets are normalised patch by patch,
@@ -181,10 +181,10 @@ class MAE(Method):
             drawn = self._draw_by_quarters(normalised, grid)
         else:
             drawn = self._draw_hidden(normalised, hidden.bool())
-        if not self.normalise_patches:
-            return drawn
-        variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
-        return drawn * (variance + _SMALLEST_VARIANCE).sqrt() + mean
+        if self.normalise_patches:
+            variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+            drawn = drawn * (variance + _SMALLEST_VARIANCE).sqrt() + mean
+        return drawn if hidden is None else torch.where(hidden.bool()[..., None], drawn, patches)
 
     def _draw_hidden(self, normalised: Tensor, hidden_BL: Tensor) -> Tensor:
         """Films that hide equally many tokens go through the networks together."""
