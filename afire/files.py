@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,16 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON ({error}); it may be torn or not ours.") from None
 
 
+@contextmanager
+def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
+    """Errors of reading values out of what ``path`` holds become a message: it is not what was once written there."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} is damaged or not ours ({type(error).__name__}: {reason}); {remedy}.") from None
+
+
 def sha256_text(text: str) -> str:
     """Hex SHA-256 of a text."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
@@ -126,6 +136,31 @@ def require_file(path: Path, what: str) -> Path:
     if not path.is_file():
         raise UserError(f"{what} {path} is a folder, not a file.")
     return path
+
+
+_MARKS = {  # a file that only one command writes -> what its folder holds
+    "data.json": "a run",
+    "detector.json": "a detector",
+    "manifest.json": "a bundle",
+    "begun.json": "a pack",
+    "result.json": "a result",
+    "results.jsonl": "results of `afire detect run`",
+    "phantom.json": "a phantom",
+}
+
+
+def require_own(out: Path, mark: str, writes: Iterable[str] = ()) -> None:
+    """Refuse a folder that another command has filled: what it wrote there might be overwritten.
+
+    ``mark`` is the file by which this command knows its own folders. In a folder without it, none of the files in
+    ``writes`` may lie either: they are somebody's.
+    """
+    for other, what in _MARKS.items():
+        if other != mark and (out / other).exists():
+            raise UserError(f"{out} already holds {what}; choose another --out.")
+    theirs = [name for name in writes if (out / name).exists()] if not (out / mark).exists() else []
+    if theirs:
+        raise UserError(f"{out} already holds {theirs[0]}, which would be overwritten; choose another --out.")
 
 
 class FolderBusyError(UserError):

@@ -10,10 +10,12 @@ import pytest
 from afire.errors import UserError
 from afire.files import (
     folder_lock,
+    making_sense_of,
     read_json,
     remove_unfinished,
     require_file,
     require_folder,
+    require_own,
     sha256_file,
     write_atomic,
     write_json,
@@ -91,3 +93,23 @@ def test_who_takes_the_lock_removes_what_a_kill_left(tmp_path: Path) -> None:
     remove_unfinished(tmp_path / "inside")
     assert not any((tmp_path / "inside").iterdir())
     remove_unfinished(tmp_path / "nowhere")
+
+
+def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
+    require_own(tmp_path / "new", "data.json", ["README.md"])
+    (tmp_path / "log.txt").touch()
+    require_own(tmp_path, "data.json", ["README.md"])
+    (tmp_path / "README.md").touch()
+    with pytest.raises(UserError, match=r"already holds README\.md"):
+        require_own(tmp_path, "data.json", ["README.md"])
+    (tmp_path / "data.json").touch()
+    require_own(tmp_path, "data.json", ["README.md"])
+    with pytest.raises(UserError, match="already holds a run"):
+        require_own(tmp_path, "detector.json")
+
+
+def test_odd_values_in_a_file_are_a_message(tmp_path: Path) -> None:
+    for value in ({}, [], None, "text"):
+        message = pytest.raises(UserError, match=r"a\.json is damaged or not ours .*; write it again\.")
+        with message, making_sense_of(tmp_path / "a.json", "write it again"):
+            value["missing"]["key"]  # type: ignore[index, call-overload]

@@ -75,7 +75,10 @@ def _leave_processes() -> None:
         distributed.destroy_process_group()
 
 
-_USERS_DISK = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR}
+_USERS_DISK = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # --out is a file, lies below one, or cannot be
+}
 
 
 def _fail(message: str) -> None:

@@ -129,8 +129,17 @@ def split(
     from rich.table import Table
 
     from afire.cli.options import console
+    from afire.data.manifest import SPLITS
     from afire.data.pack import open_manifest
-    from afire.data.splits import development_split, fold_splits, fraction_of, official_split, random_split, write_split
+    from afire.data.splits import (
+        check_same_split,
+        development_split,
+        fold_splits,
+        fraction_of,
+        official_split,
+        random_split,
+        write_split,
+    )
     from afire.errors import UserError
 
     if folds and test is not None:
@@ -147,15 +156,21 @@ def split(
         bases = {"split": random_split(manifest, val, test, seed)}
     else:
         bases = {"split": official_split(manifest, val, seed)}
+    splits = {
+        out / (f"{name}.json" if percent == 100 else f"{name}-{percent:g}pct.json"): (
+            base if percent == 100 else fraction_of(base, manifest, percent / 100, seed)
+        )
+        for name, base in bases.items()
+        for percent in percents
+    }
+    for path, drawn in splits.items():
+        check_same_split(drawn, path)  # of all, before the first is written
     table = Table("file", "train", "val", "test", "patients", "hash")
-    for name, base in bases.items():
-        for percent in percents:
-            drawn = base if percent == 100 else fraction_of(base, manifest, percent / 100, seed)
-            path = out / (f"{name}.json" if percent == 100 else f"{name}-{percent:g}pct.json")
-            write_split(drawn, path)
-            films = [f"{drawn.films[name]:,}" for name in ("train", "val", "test")]
-            patients = " + ".join(f"{len(drawn.patients[name]):,}" for name in ("train", "val", "test"))
-            table.add_row(str(path), *films, patients, drawn.hash[:12])
+    for path, drawn in splits.items():
+        write_split(drawn, path)
+        films = [f"{drawn.films[name]:,}" for name in SPLITS]
+        patients = " + ".join(f"{len(drawn.patients[name]):,}" for name in SPLITS)
+        table.add_row(str(path), *films, patients, drawn.hash[:12])
     if not quiet:
         console().print(table)
 

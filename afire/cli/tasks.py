@@ -401,10 +401,10 @@ def report_results(
         from afire.tasks.results import write_result
 
         folder = folders[fraction]
-        write_result(folder, result, predictions)
         figures = write_figures(folder, result, predictions)
         figures += more_figures(folder, result, predictions) if more_figures else []
         write_page(folder, result, figures)
+        write_result(folder, result, predictions)  # last: a result that is there has all its files
         shown.append(result)
     if first and not quiet:
         from afire.cli.options import console

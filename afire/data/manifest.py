@@ -346,10 +346,12 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
 
     try:
         arrow = pq.read_table(path, partitioning=None)  # a folder called a=b must not become a column
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise UserError(f"{path} is not a readable Parquet file ({str(error).splitlines()[0]}).") from None
+        table = arrow.to_pandas()
+    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"{path} is not a readable Parquet file ({reason}).") from None
     raw = (arrow.schema.metadata or {}).get(_METADATA_KEY)
-    return arrow.to_pandas(), _as_info(raw.decode("utf-8", "replace")) if raw else None
+    return table, _as_info(raw.decode("utf-8", "replace")) if raw else None
 
 
 def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:

@@ -27,7 +27,17 @@ from afire.config import Config, Fit, ImageConfig, Voi
 from afire.data.decode import decode_film, fit_square, read_file, read_film
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
 from afire.errors import ImageError, UserError
-from afire.files import folder_lock, names_path, read_json, sha256_bytes, sha256_text, write_atomic, write_json
+from afire.files import (
+    folder_lock,
+    making_sense_of,
+    names_path,
+    read_json,
+    require_own,
+    sha256_bytes,
+    sha256_text,
+    write_atomic,
+    write_json,
+)
 from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
@@ -36,7 +46,7 @@ if TYPE_CHECKING:  # torch is imported where tensors are made: processes that pa
 
 FORMAT = 1
 IMAGES, MANIFEST, SUMMARY = "images.npy", "manifest.parquet", "pack.json"
-PART, JOURNAL = "images.npy.part", "journal.jsonl"
+BEGUN, PART, JOURNAL = "begun.json", "images.npy.part", "journal.jsonl"
 ROW, DIGEST = f"{META_PREFIX}pack_row", f"{META_PREFIX}pixel_digest"
 FILE_DIGEST = f"{META_PREFIX}file_digest"  # of the source file: the same in packs of any settings
 _CHUNK = 64
@@ -84,6 +94,7 @@ def pack(
 ) -> PackSummary:
     """Pack ``manifest`` into ``out``; continue where an earlier run with the same films and settings ended."""
     settings = settings or PackSettings()
+    require_own(out, BEGUN, (IMAGES, MANIFEST, JOURNAL))
     with folder_lock(out, "the pack"):
         _refuse_other(out, manifest, settings)
         finished = (out / IMAGES).exists()
@@ -109,9 +120,12 @@ def read_summary(folder: Path) -> PackSummary:
         )
         raise UserError(f"{folder} is not a pack: it has no {SUMMARY}.{begun}")
     raw = read_json(folder / SUMMARY)
-    if raw.get("format") != FORMAT:
-        raise UserError(f"{folder} is a pack of format {raw.get('format')}, this version reads {FORMAT}; pack again.")
-    return PackSummary(raw["films"], raw["skipped"], raw["hash"], raw["manifest_hash"], PackSettings(**raw["settings"]))
+    with making_sense_of(folder / SUMMARY, "pack again"):
+        version = raw.get("format")
+        if version != FORMAT:
+            raise UserError(f"{folder} is a pack of format {version}, this version reads {FORMAT}; pack again.")
+        settings = PackSettings(**raw["settings"])
+        return PackSummary(raw["films"], raw["skipped"], raw["hash"], raw["manifest_hash"], settings)
 
 
 def _identity(manifest: Manifest, settings: PackSettings) -> dict[str, Any]:
@@ -120,15 +134,14 @@ def _identity(manifest: Manifest, settings: PackSettings) -> dict[str, Any]:
 
 def _refuse_other(out: Path, manifest: Manifest, settings: PackSettings) -> None:
     """A folder holds one pack: other films or other settings need another folder."""
-    record = out / "begun.json"
+    record = out / BEGUN
     mine = _identity(manifest, settings)
     if not record.exists():
-        if (out / IMAGES).exists():
-            raise UserError(f"{out} holds an {IMAGES} that is not from `afire data pack`; choose another --out.")
         write_json(record, mine)
         return
     theirs = read_json(record)
-    different = [key for key in mine if theirs.get(key) != mine[key]]
+    with making_sense_of(record, "choose another --out or delete that folder"):
+        different = [key for key in mine if theirs.get(key) != mine[key]]
     if different:
         differences = ", ".join(f"{key} {theirs.get(key)} there, {mine[key]} asked" for key in different)
         raise UserError(f"{out} holds another pack ({differences}); choose another --out or delete that folder.")
@@ -168,9 +181,9 @@ def _fill(
             for row, error in bad:
                 logger.warning("skipped %s: %s", names[row], error)
             if bad and on_error == "stop":
+                reason = manifest.root / bad[0][1].rstrip(".")
                 raise UserError(
-                    f"{bad[0][1].rstrip('.')}. The films packed so far are kept: fix the file and run again, "
-                    "or use --on-error skip."
+                    f"{reason}. The films packed so far are kept: fix the file and run again, or use --on-error skip."
                 )
 
 
@@ -197,7 +210,8 @@ def _pack_chunk(
                 data = read_file(path := inside_root(root, name))
                 film, info = decode_film(path, data, voi=settings.voi)
             except ImageError as error:
-                results[row] = {"error": str(error)}
+                # Where the films lie is nobody's business but of who packs them: reasons are kept with the pack.
+                results[row] = {"error": str(error).replace(f"{root}{os.sep}", "")}
                 continue
             square = fit_square(film, settings.size, settings.fit)
             pixels = np.rint(square * top).astype(settings.dtype).tobytes()
@@ -219,9 +233,9 @@ def _read_journal(out: Path) -> dict[int, dict[str, str]]:
     for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError:
+            results[int(entry.pop("row"))] = entry
+        except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        results[int(entry.pop("row"))] = entry
     return results
 
 
@@ -320,7 +334,7 @@ class PackedFilms:
     def _map(self) -> np.ndarray:
         try:
             images: np.ndarray = np.load(self.folder / IMAGES, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise UserError(f"{self.folder / IMAGES} cannot be mapped ({error}); pack again.") from None
         if images.ndim != 3 or len(images) <= self._rows.max() or images.shape[1:] != (self.size, self.size):
             raise UserError(

@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,7 @@ import pandas as pd
 from afire.data.film import hash_patient
 from afire.data.manifest import LABEL_PREFIX, SOURCE, SPLITS, Manifest, clean_paths, make_manifest
 from afire.errors import UserError
-from afire.files import read_json, sha256_text, write_json
+from afire.files import making_sense_of, read_json, require_file, sha256_text, write_json
 
 FORMAT = 1
 Scope = Literal["all", "listed"]
@@ -190,15 +190,24 @@ def write_split(split: Split, path: Path) -> None:
     )
 
 
+def check_same_split(split: Split, path: Path) -> None:
+    """Refuse to replace another split: results that were made with it would no longer say on which films."""
+    there = read_split(path).hash if path.exists() else split.hash
+    if there != split.hash:
+        raise UserError(f"{path} holds another split ({there[:12]}); choose another --out or delete it.")
+
+
 def read_split(path: Path) -> Split:
     """Read what :func:`write_split` wrote."""
-    raw = read_json(path)
+    raw = read_json(require_file(path, "split"))
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise UserError(f"{path} is not a split file of format {FORMAT}; make it with `afire data split`.")
-    try:
-        return Split(raw["patients"], raw["scope"], raw["method"], raw["films"], raw["hash"])
-    except KeyError as missing:
-        raise UserError(f"{path} lacks {missing}; make the split again with `afire data split`.") from None
+    with making_sense_of(path, "make the split again with `afire data split`"):
+        patients = {subset: [str(patient) for patient in raw["patients"][subset]] for subset in SPLITS}
+        films = {subset: int(raw["films"][subset]) for subset in SPLITS}
+        if raw["scope"] not in get_args(Scope):
+            raise ValueError(f"scope {raw['scope']!r}")
+        return Split(patients, raw["scope"], dict(raw["method"]), films, str(raw["hash"]))
 
 
 def stratified_order(manifest: Manifest, patients: Sequence[str], seed: int, purpose: str) -> list[str]:

@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afire.config import Config, LesionConfig, changed, load_config, parse_override
-from afire.data.keys import remember_behind, remember_films, seen_by_weights
+from afire.data.keys import BEHIND, FILMS, remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
-from afire.data.pack import Films
+from afire.data.pack import Films, PackedFilms
 from afire.data.splits import Split
 from afire.detect import DETECTORS
 from afire.detect import choose as choosing
 from afire.detect.base import (
     ADAPT,
+    CONFIG,
+    MODEL,
     SETTINGS,
     AnomalyDetector,
     FitTask,
@@ -39,6 +41,7 @@ from afire.detect.base import (
     film_batches,
 )
 from afire.errors import UserError
+from afire.files import remove_unfinished, require_own
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods import method_type
 from afire.methods.base import Method
@@ -77,11 +80,12 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
         return task.pretrained.method
     if task.pretrained is None:
         training = task.config.training
-        batch = min(training.batch_size, len(subsets.fit))
-        recipe = task.config.model_copy(update={"training": training.model_copy(update={"batch_size": batch})})
+        batch = _batch(training.batch_size, len(subsets.fit), training.accumulate)
+        recipe = task.config.model_copy(update={"training": training.model_copy(update=batch)})
         config = _for_detection(recipe, task.settings)
     else:
         config = adaptation(task.config, task.settings, len(subsets.fit))
+    _read_once(task.films, np.concatenate([subsets.fit, subsets.held_out]))
     folder = task.out / ADAPT
     result = pretrain(
         config,
@@ -102,12 +106,13 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
 def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     """The settings of the adaptation: Adam, cosine, no warm-up, AFiRe's teacher at its last temperature."""
     recipe = settings.adapt
-    batch = min(recipe.batch_size, films)
+    batch = _batch(recipe.batch_size, films, config.training.accumulate)
     training = config.training.model_copy(
         update={
             "epochs": recipe.epochs,
-            "batch_size": batch,
-            "learning_rate": recipe.learning_rate * 256 / batch,  # the loop scales by batch / 256; this undoes it
+            **batch,
+            # The loop scales by batch / 256; this undoes it.
+            "learning_rate": recipe.learning_rate * 256 / batch["batch_size"],
             "learning_rate_end": min(recipe.learning_rate_end, recipe.learning_rate),
             "warmup_epochs": 0.0,
             "weight_decay": 0.0,  # AdamW without decay is Adam
@@ -116,6 +121,20 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
         }
     )
     return _for_detection(config.model_copy(update={"training": training}), settings, teacher_temperature_epochs=0)
+
+
+def _batch(asked: int, films: int, accumulate: int) -> dict[str, int]:
+    """A batch of at most as many films as there are, in at least ``accumulate`` pieces of equal size."""
+    size = min(asked, films)
+    pieces = next(count for count in range(min(accumulate, size), size + 1) if size % count == 0)
+    return {"batch_size": size, "accumulate": pieces}
+
+
+def _read_once(films: Films, rows: Rows) -> None:
+    """A film that cannot be read is passed over in training, but not afterwards: say so before it."""
+    if not isinstance(films, PackedFilms):  # which has read them all
+        for _ in film_batches(films, rows, "reading films"):
+            pass
 
 
 def _for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
@@ -254,6 +273,7 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
     """
     if (task.out / SETTINGS).exists():
         raise UserError(f"{task.out} already holds a detector; choose another --out.")
+    require_own(task.out, FILMS, (CONFIG, MODEL))
     kind, settings = DETECTORS[task.method], task.settings
     subsets = detection_subsets(
         task.films.manifest, task.split, settings.seed, settings.held_out, settings.choose_share
@@ -271,6 +291,8 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
     for note in notes:
         logger.warning("%s", note)
     detector.origin = _origin(task, subsets, notes)
+    for folder in (task.out, task.out / BEHIND):  # what a killed fit left half-written
+        remove_unfinished(folder)
     _remember(task, subsets)
     detector.save(task.out)
     shutil.rmtree(task.out / ADAPT / "checkpoints", ignore_errors=True)  # the weights are in the detector now

@@ -48,7 +48,7 @@ from afire.detect.findings import (
     to_line,
 )
 from afire.errors import UserError
-from afire.files import folder_lock, names_path, sha256_file, sha256_text
+from afire.files import folder_lock, names_path, require_own, sha256_file, sha256_text
 from afire.lesions.places import region_message, regions
 from afire.processes import usable_cores
 from afire.progress import progress
@@ -123,6 +123,7 @@ def detector_hash(folder: Path) -> str:
 def run_detector(task: RunTask) -> list[FilmResult]:
     """Score every film, draw it, and keep the journal; returns all results, those of an earlier run included."""
     root, names = _films(task)
+    require_own(task.out, JOURNAL)
     with folder_lock(task.out, "the results in"):
         done = _earlier(task, root)
         known = {result.file for result in done}

@@ -31,7 +31,7 @@ from afire.data.keys import Seen
 from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
-from afire.files import read_json, sha256_text, write_atomic, write_json
+from afire.files import read_json, require_own, sha256_text, write_atomic, write_json
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
@@ -168,6 +168,7 @@ def claim_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> None:
             folder = experiment.folders[fraction]
             if folder.exists() and not folder.is_dir():
                 raise UserError(f"{folder} is a file; --out needs a folder.")
+            require_own(folder, RESULT)
             there = [folder / run.name for run in runs if RunFolder(folder / run.name).exists]
             if experiment.resume or not (there or (folder / RESULT).exists()):
                 continue
@@ -243,7 +244,7 @@ def _read_finished(
     try:
         with np.load(folder / ANSWERS, allow_pickle=False) as stored:
             return dict(stored), dict(read_json(folder / SUMMARY))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{folder / ANSWERS} cannot be read ({error}); delete {folder} and run again.") from None
 
 

@@ -40,7 +40,7 @@ from afire.data.splits import (
     random_split,
 )
 from afire.errors import UserError
-from afire.files import read_json, sha256_text, write_atomic, write_json
+from afire.files import read_json, remove_unfinished, require_own, sha256_text, write_atomic, write_json
 from afire.tasks.guard import check_no_leaks, film_digests, group_copies
 from afire.tasks.metrics import interval
 
@@ -229,12 +229,14 @@ def check_out(out: Path, force: bool) -> None:
     """Refuse to write over a result unless asked to."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out needs a folder.")
+    require_own(out, RESULT)
     if (out / RESULT).exists() and not force:
         raise UserError(f"{out} already holds a result; add --force to replace it, or choose another --out.")
 
 
 def write_result(out: Path, result: Result, predictions: pd.DataFrame) -> None:
     """Write the predictions, then ``result.json``: its presence says that the result is whole."""
+    remove_unfinished(out)
     write_atomic(out / PREDICTIONS, lambda path: predictions.to_parquet(path, index=False))
     write_json(out / RESULT, {"format": FORMAT, **to_json(asdict(result))})
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
@@ -33,7 +33,16 @@ from torch import nn
 from afire._version import __version__
 from afire.config import Config, Section, load_settings, to_yaml
 from afire.errors import UserError
-from afire.files import ORDINARY_MODE, read_json, remove_unfinished, require_folder, sha256_file, write_json, write_text
+from afire.files import (
+    ORDINARY_MODE,
+    read_json,
+    remove_unfinished,
+    require_folder,
+    require_own,
+    sha256_file,
+    write_json,
+    write_text,
+)
 
 logger = logging.getLogger("afire")
 
@@ -162,7 +171,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         for name, expected in state["files"].items():
             if sha256_file(folder / name) != expected:
                 raise UserError(f"{folder / name} is not what {STATE} says was written.")
-    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        int(state["step"])
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{folder} is not a whole checkpoint ({type(error).__name__}: {error}).") from None
     return Checkpoint(folder, state)
 
@@ -244,6 +254,7 @@ class RunFolder:
     def begin(self, config: Section, data: Mapping[str, Any], resume: bool, force: bool) -> Checkpoint | None:
         """Start afresh, or return the checkpoint to go on from; refuse what would mix two runs."""
         if not resume:
+            require_own(self.path, DATA, ("README.md", METRICS, SUMMARY))
             if self.exists:
                 raise UserError(
                     f"{self.path} already holds a run; add --resume to go on with it, or choose another --out."
@@ -296,7 +307,7 @@ class RunFolder:
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line)
-            except (json.JSONDecodeError, KeyError):
+            except (ValueError, KeyError, TypeError):
                 continue  # truncated by a kill
         write_text(path, "".join(f"{line}\n" for line in kept))
 
@@ -323,9 +334,25 @@ def environment() -> dict[str, Any]:
         "gpus": devices,
         "packages": versions,
         "git": _git_state(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *map(_without_folders, sys.argv[1:])],
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def _without_folders(word: str) -> str:
+    """A word of the command; of an absolute path only the last name, as the folders above it tell whose machine it is.
+
+    Also of one behind an equals sign: ``--out=/home/jane/run`` becomes ``--out=.../run``.
+    """
+    name, equals, value = word.partition("=")
+    if not _is_absolute(word) and _is_absolute(value):
+        return f"{name}{equals}.../{PureWindowsPath(value).name}"
+    return f".../{PureWindowsPath(word).name}" if _is_absolute(word) else word
+
+
+def _is_absolute(path: str) -> bool:
+    """Here or on Windows, or from somebody's home."""
+    return path.startswith(("/", "~")) or PureWindowsPath(path).is_absolute()
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -96,3 +96,10 @@ def test_a_full_disk_is_a_sentence() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2 and "No space left on device" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("below", ["", "below", "below/it"])
+def test_an_out_that_is_a_file_is_a_sentence(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    done = afire("config", "--out", str(tmp_path / "file" / below / "settings.yaml"))
+    assert done.returncode == 2 and done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1

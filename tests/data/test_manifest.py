@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -297,3 +299,11 @@ def test_a_large_table_is_checked_as_a_whole(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(UserError, match="leaves the manifest's root"):
         make_manifest(films, tmp_path)
     assert calls == ["../x.jpg"]
+
+
+def test_a_parquet_file_with_damaged_notes_of_pandas_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "m.parquet"
+    notes = {"pandas": json.dumps({"index_columns": [], "columns": [{}], "column_indexes": []})}
+    pq.write_table(pa.table({"image": ["a.png"]}).replace_schema_metadata(notes), path)
+    with pytest.raises(UserError, match=r"m\.parquet is not a readable Parquet file"):
+        read_manifest(path)

@@ -102,6 +102,8 @@ def test_skipped_films_are_named_and_filled_in_once_fixed(tmp_path: Path) -> Non
     (tmp_path / "films/film0002.png").write_bytes(b"")
     summary = pack(manifest, tmp_path / "pack", SMALL, on_error="skip", workers=1)
     assert summary.films == 4 and list(summary.skipped) == ["film0002.png"]
+    for file in ("pack.json", "journal.jsonl"):
+        assert str(tmp_path) not in (tmp_path / "pack" / file).read_text(), "where films lie is private"
     films = PackedFilms(tmp_path / "pack")
     assert films.manifest.table["image"].tolist() == [f"film{i:04d}.png" for i in (0, 1, 3, 4)]
     decoded = DecodedFilms(films.manifest, 32)
@@ -132,8 +134,29 @@ def test_a_folder_holds_one_pack(tmp_path: Path) -> None:
 def test_a_foreign_array_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     np.save(tmp_path / "pack/images.npy", np.zeros(3))
-    with pytest.raises(UserError, match="not from `afire data pack`"):
+    with pytest.raises(UserError, match=r"already holds images\.npy"):
         pack(draw(tmp_path / "films", 3), tmp_path / "pack", SMALL, workers=1)
+
+
+@pytest.mark.parametrize("theirs", ["manifest.parquet", "phantom.json", "data.json"])
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, theirs: str) -> None:
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / theirs).write_text("mine")
+    with pytest.raises(UserError, match="already holds"):
+        pack(draw(tmp_path / "films", 3), tmp_path / "pack", SMALL, workers=1)
+    assert [path.name for path in (tmp_path / "pack").iterdir()] == [theirs]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [("pack.json", '{"format": 1}'), ("pack.json", "[1]"), ("images.npy", ""), ("begun.json", "[1]")],
+)
+def test_a_damaged_pack_is_one_message(tmp_path: Path, file: str, content: str) -> None:
+    manifest = draw(tmp_path / "films", 3)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    (tmp_path / "pack" / file).write_text(content)
+    with pytest.raises(UserError, match=file):
+        PackedFilms(tmp_path / "pack") if file != "begun.json" else pack(manifest, tmp_path / "pack", SMALL, workers=1)
 
 
 def test_an_array_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afire.data.manifest import Manifest, make_manifest
+from afire.data.manifest import Manifest, make_manifest, write_manifest
 from afire.data.splits import (
     Split,
     development_split,
@@ -24,6 +24,7 @@ from afire.data.splits import (
     write_split,
 )
 from afire.errors import UserError
+from tests import commands
 
 
 def films(patients: int, seed: int = 0, official: bool = False, rare: int = 4) -> Manifest:
@@ -160,7 +161,11 @@ def test_a_split_round_trips_and_refuses_other_films(tmp_path: Path) -> None:
 def test_broken_split_files_are_one_message(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"format": 1, "hash": "x"}))
-    with pytest.raises(UserError, match="lacks"):
+    with pytest.raises(UserError, match=r"split\.json is damaged or not ours"):
+        read_split(path)
+    write_split(random_split(films(40)), path)
+    path.write_text(path.read_text().replace('"scope": "all"', '"scope": "ail"'))
+    with pytest.raises(UserError, match="damaged or not ours"):
         read_split(path)
     path.write_text("{}")
     with pytest.raises(UserError, match="not a split file"):
@@ -179,3 +184,20 @@ def test_impossible_requests_are_messages() -> None:
         official_split(manifest)
     with pytest.raises(UserError, match="would be in"):
         make_split(manifest, {"train": ["p1"], "test": ["p1"]}, "all", {})
+
+
+def test_another_split_is_not_replaced(tmp_path: Path) -> None:
+    write_manifest(films(40), tmp_path / "films.csv")
+    words = ("data", "split", "--data", tmp_path / "films.csv", "--test", "0.3", "--out", tmp_path)
+    commands.run(*words)
+    before = (tmp_path / "split.json").read_bytes()
+    commands.run(*words)
+    refused = commands.run(*words, "--seed", "1", expect=2)
+    assert "holds another split" in refused.stderr and (tmp_path / "split.json").read_bytes() == before
+
+
+def test_a_fraction_that_cannot_be_leaves_no_file(tmp_path: Path) -> None:
+    write_manifest(films(40), tmp_path / "films.csv")
+    words = ("data", "split", "--data", tmp_path / "films.csv", "--test", "0.3", "--out", tmp_path / "splits")
+    commands.run(*words, "--fractions", "50,0", expect=2)
+    assert not (tmp_path / "splits").exists()

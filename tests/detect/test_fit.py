@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from afire.config import load_config
 from afire.data.keys import Seen, films_seen
-from afire.data.pack import PackedFilms
+from afire.data.manifest import make_manifest
+from afire.data.pack import DecodedFilms, PackedFilms, open_manifest
 from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, FitTask, load_detector
 from afire.detect.fit import (
     adaptation,
@@ -147,7 +148,33 @@ def test_nothing_is_written_over_or_begun_in_vain(films: PackedFilms, model: Pat
         fit_smallest(films, tmp_path / "rate", 0, "false_alarms=0.01")
     with pytest.raises(UserError, match="no score 'tea'"):
         fit_smallest(films, tmp_path / "score", 0, "score=tea")
-    assert list(tmp_path.iterdir()) == []
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "data.json").write_text("{}")
+    with pytest.raises(UserError, match="already holds a run"):
+        fit_smallest(films, run)
+    assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_film_that_cannot_be_read_is_told_before_the_training(packed: Path, tmp_path: Path) -> None:
+    manifest = open_manifest(packed)
+    table, root = manifest.table.copy(), tmp_path / "films"
+    shutil.copytree(manifest.root, root)
+    bad = str(table["image"][(table["normal"] == 1) & (table["split"] != "test")].iloc[-1])
+    (root / bad).write_bytes(b"not a film")
+    films = DecodedFilms(make_manifest(table, root), 32)
+    with pytest.raises(UserError, match=bad):
+        fit_smallest(films, tmp_path / "detector")
+    assert not (tmp_path / "detector").exists()
+
+
+@pytest.mark.parametrize(
+    ("films", "accumulate", "pieces"), [(64, 4, 4), (22, 4, 11), (37, 2, 37), (3, 8, 3), (100, 1, 1)]
+)
+def test_an_accumulated_run_is_adapted_on_any_number_of_films(films: int, accumulate: int, pieces: int) -> None:
+    config = load_config("small", overrides=[f"training.accumulate={accumulate}"])
+    training = adaptation(config, detect_settings([]), films).training
+    assert (training.batch_size, training.accumulate) == (min(64, films), pieces)
 
 
 def test_a_truncated_folder_is_one_message(model: Path, tmp_path: Path) -> None:

@@ -97,3 +97,14 @@ def test_results_are_found_in_their_folder_and_below(tmp_path: Path) -> None:
     assert find_results(tmp_path / "1pct" / "result.json") == [tmp_path / "1pct"]
     with pytest.raises(UserError, match="holds no result"):
         find_results(tmp_path / "nothing")
+
+
+def test_a_result_leaves_other_folders_and_no_litter(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/data.json").touch()
+    with pytest.raises(UserError, match="already holds a run"):
+        check_out(tmp_path / "run", force=True)
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed/.part-x.parquet").touch()
+    write_result(tmp_path / "killed", example(), pd.DataFrame({"run": ["seed-0"]}))
+    assert sorted(path.name for path in (tmp_path / "killed").iterdir()) == ["predictions.parquet", "result.json"]

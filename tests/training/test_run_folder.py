@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,14 @@ from afire.config import Config
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.training import run_folder as module
-from afire.training.run_folder import newest_checkpoint, read_checkpoint, restore, save_checkpoint
+from afire.training.run_folder import (
+    RunFolder,
+    environment,
+    newest_checkpoint,
+    read_checkpoint,
+    restore,
+    save_checkpoint,
+)
 
 
 def trained(steps: int = 2) -> tuple[nn.Module, torch.optim.AdamW]:
@@ -120,3 +128,25 @@ def test_another_architecture_is_a_sentence(tmp_path: Path, smallest: Callable[.
     assert found is not None
     with pytest.raises(UserError, match="does not fit this model"):
         restore(found, other, [torch.optim.AdamW(other.parameters())])
+
+
+def test_what_others_keep_in_the_folder_is_not_overwritten(tmp_path: Path, smallest: Callable[..., Config]) -> None:
+    (tmp_path / "README.md").write_text("my project")
+    with pytest.raises(UserError, match=r"already holds README\.md"):
+        RunFolder(tmp_path).begin(smallest(), {"hash": "x"}, resume=False, force=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+
+
+def test_the_command_is_kept_without_the_folders_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [
+        "--data",
+        "/home/jane/films",
+        "--out=/home/jane/a=b/run",
+        "--set",
+        "x=~jane/y",
+        "--init",
+        "C:\\Users\\jane\\z",
+    ]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/afire", "pretrain", *words, "films/pack", "a/b=c"])
+    expected = ["--data", ".../films", "--out=.../run", "--set", "x=.../y", "--init", ".../z", "films/pack", "a/b=c"]
+    assert environment()["command"] == ["afire", "pretrain", *expected]
