@@ -1,8 +1,9 @@
-"""What holds for lesions whatever the settings: range, shape, repeatability, and independence of the batch."""
+"""Lesions: range, shape, repeatability and independence of the batch; a slow reference; the token labels."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from lesion_films import draw_films
+from reference import lesions as slow
 
 from afire.config import LesionConfig
 from afire.lesions import synthesis as module
-from afire.lesions.places import PixelPicker, drawn, lung_field, otsu_threshold
+from afire.lesions.places import PixelPicker, drawn, keyed, lung_field, otsu_threshold
 from afire.lesions.synthesis import Lesions, plan, synthesize, synthesize_keyed, token_labels
 
 EVERYTHING = LesionConfig(rotate=True, irregularity=0.3, haze=0.5, place="lungs", views=3, fade=True)
@@ -272,3 +274,90 @@ def test_known_lesions_stay_what_they_were() -> None:
     film = (torch.arange(64 * 64) % 251 / 250).view(1, 1, 64, 64)
     _, mask = synthesize_keyed(film, seed=0, epoch=0, indices=[0], config=EVERYTHING)
     assert mask.mean((1, 2, 3)).tolist() == pytest.approx([0.004792, 0.002650, 0.001538], abs=2e-6)
+
+
+def slow_labels(mask: torch.Tensor, patch: int) -> list[bool]:
+    whole = mask.double().mean()
+    rows, columns = mask.shape[0] // patch, mask.shape[1] // patch
+    return [
+        bool(mask[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch].double().mean() > whole)
+        for y in range(rows)
+        for x in range(columns)
+    ]
+
+
+@pytest.mark.parametrize(("height", "width", "patch"), [(32, 32, 8), (24, 48, 8), (16, 16, 16), (30, 20, 10)])
+def test_equal_the_loop(height: int, width: int, patch: int) -> None:
+    masks = torch.rand(4, 1, height, width, generator=torch.Generator().manual_seed(0))
+    labels = token_labels(masks, patch)
+    assert labels.dtype == torch.bool
+    assert labels.tolist() == [slow_labels(mask[0], patch) for mask in masks]
+
+
+def test_rows_first() -> None:
+    mask = torch.zeros(1, 1, 4, 6)
+    mask[0, 0, 0:2, 4:6] = 1
+    assert token_labels(mask, 2).tolist() == [[False, False, True, False, False, False]]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.3, 0.7, 1.0])
+def test_a_mask_of_one_value_has_no_abnormal_token(value: float) -> None:
+    assert not token_labels(torch.full((2, 1, 224, 224), value), 16).any()
+
+
+def test_half_precision_is_averaged_in_full() -> None:
+    mask = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(token_labels(mask, 8), token_labels(mask.float(), 8))
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="not a multiple of patch_size 16"):
+        token_labels(torch.zeros(1, 1, 30, 32), 16)
+    with pytest.raises(ValueError, match=r"\(B, 1, H, W\)"):
+        token_labels(torch.zeros(1, 3, 32, 32), 16)
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"rotate": True},
+    {"irregularity": 0.6},
+    {"fade": True},
+    {"haze": 1.0},
+    {"haze": 0.5, "amplitude_max": 1.0, "size_max": 200},
+    {"place": "lungs"},
+    {"count_min": 4, "count_max": 9, "gamma": 0.2, "texture_window": 5},
+    {"rotate": True, "irregularity": 0.4, "fade": True, "haze": 0.5, "place": "lungs", "size_max": 128, "views": 2},
+    {"size_min": 300, "size_max": 900, "texture_window": 999},
+    {"size_min": 300, "size_max": 900, "rotate": True, "amplitude_min": 0.0},
+    {"size_min": 0.01, "size_max": 0.02, "texture_window": 0.01},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings) or "default")
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (48, 72)])
+def test_equal_the_slow_reference(settings: dict[str, Any], height: int, width: int) -> None:
+    config = LesionConfig(**settings)
+    films = draw_films(3, height, width, seed=1)
+    lesioned, masks = synthesize_keyed(films, seed=4, epoch=2, indices=[5, 6, 7], config=config)
+    draws = keyed(4, 2, [5, 6, 7], config.views, config.count_max)
+    lungs = lung_field(films[:, 0])
+    for film in range(3):
+        pixels = films[film, 0].double().tolist()
+        for view in range(config.views):
+            mask = slow.lesion_mask(pixels, draws[film, view].tolist(), config, lungs[film].tolist())
+            row = film * config.views + view
+            torch.testing.assert_close(
+                masks[row, 0].double(), torch.tensor(mask, dtype=torch.float64), atol=1e-5, rtol=0
+            )
+            expected = torch.tensor(slow.add(pixels, mask), dtype=torch.float64)
+            torch.testing.assert_close(lesioned[row, 0].double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("haze", [0.0, 0.5])
+def test_equal_the_slow_reference_on_a_film_of_one_value(value: float, haze: float) -> None:
+    config = LesionConfig(haze=haze)
+    film = torch.full((1, 1, 32, 40), value)
+    _, masks = synthesize_keyed(film, seed=0, epoch=0, indices=[0], config=config)
+    expected = slow.lesion_mask(film[0, 0].tolist(), keyed(0, 0, [0], 1, 4)[0, 0].tolist(), config)
+    torch.testing.assert_close(masks[0, 0], torch.tensor(expected), atol=1e-5, rtol=0)

@@ -1,16 +1,27 @@
-"""Trials: shared where settings come out the same, kept apart where anything that decides them differs."""
+"""Each row changes what it says and nothing else; trials are shared where their settings come out the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from afire.config import Config
+from afire.config import Config, load_config
 from afire.errors import UserError
 from afire.files import write_json
-from afire.studies.ablation_grid import TRIAL, begin_study, choose_rows, open_study, plan_trials
+from afire.studies.ablation_grid import (
+    FOLDER,
+    FULL,
+    TABLES,
+    TRIAL,
+    begin_study,
+    choose_rows,
+    known_rows,
+    open_study,
+    plan_trials,
+)
 from afire.studies.ablation_trial import CLOCK, TrialClock
 from tests.studies.conftest import draw_pack
 
@@ -100,3 +111,88 @@ def test_time_is_written_while_a_stage_runs(tmp_path: Path) -> None:
         while not (tmp_path / CLOCK).exists():
             assert time.monotonic() < deadline
             time.sleep(0.005)
+
+
+ROWS = known_rows()
+# The paper's numbers of each table, in its order: AUC / ACC / F1.
+TABLE1 = [
+    ("full", 89.4, 83.8, 84.5),
+    ("anatpaste", 88.9, 83.2, 83.6),
+    ("no-prototypes", 83.1, 75.8, 79.7),
+    ("no-contrast", 76.9, 67.2, 75.9),
+    ("no-category", 87.7, 79.8, 78.4),
+    ("no-structure", 84.5, 74.9, 76.9),
+    ("no-restoration", 86.2, 80.8, 81.5),
+]
+TABLE4 = [
+    ("full", 89.4, 83.8, 84.5),
+    ("feature-contrast", 84.8, 81.6, 80.9),
+    ("no-mask-token", 85.7, 80.4, 81.2),
+    ("abnormal-consistency", 77.9, 70.4, 72.4),
+]
+# Rows that say on top of `small` what it says already; they share the trials of the full method.
+SAME_AS_SMALL = {"full", "head-shared", "similarity-corrected", "clusters-64", "views-1"}
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        values |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return values
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_row_changes_what_it_says(name: str) -> None:
+    row, base = ROWS[name], load_config("small")
+    changed = flat(row.config(base, seed=5).model_dump())
+    before = flat(base.model_dump()) | {"seed": 5}
+    stated = flat(row.settings)
+    assert {key: changed[key] for key in stated} == stated
+    assert {key for key in changed if changed[key] != before[key]} == {k for k in stated if stated[k] != before[k]}
+    assert (name in SAME_AS_SMALL) == (changed == before)
+
+
+def test_there_are_22_rows_each_with_a_place_of_its_own() -> None:
+    assert len(ROWS) == 22
+    for table in TABLES:
+        places = sorted(row.tables[table] for row in ROWS.values() if table in row.tables)
+        assert places == list(range(1, len(places) + 1)), table
+
+
+@pytest.mark.parametrize(("table", "published"), [("table1", TABLE1), ("table4", TABLE4)])
+def test_the_published_numbers_are_those_of_the_paper(table: str, published: list[tuple[Any, ...]]) -> None:
+    rows = choose_rows(table)
+    assert [(row.name, *(row.paper.model_dump().values() if row.paper else ())) for row in rows] == published
+
+
+def test_the_full_method_is_always_first_and_no_row_comes_twice() -> None:
+    names = [row.name for row in choose_rows("no-category,table1,no-category")]
+    assert names[0] == FULL and names[1] == "no-category" and len(names) == len(set(names)) == 7
+
+
+def test_a_misspelt_row_is_met_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean no-category"):
+        choose_rows("no-categry")
+
+
+def test_a_row_of_ones_own_may_not_take_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "no-category.yaml"
+    file.write_text("title: mine\nsettings: {losses: {category: 0.5}}\n")
+    with pytest.raises(UserError, match="rename the file"):
+        choose_rows(str(file))
+    own = tmp_path / "half.yaml"
+    file.rename(own)
+    assert [row.name for row in choose_rows(str(tmp_path))] == [FULL, "half"]
+
+
+def test_a_change_that_does_not_fit_names_its_row(tmp_path: Path) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text("title: odd\nsettings: {encoder: {patch_size: 15}}\n")
+    row = choose_rows(str(file))[1]
+    with pytest.raises(UserError, match=r"^row odd: .*15"):
+        row.config(load_config("small"), 0)
+
+
+def test_the_rows_are_where_a_checkout_shows_them() -> None:
+    shown = Path(__file__).parents[2] / "configs" / "ablations"
+    assert shown.resolve() == FOLDER.resolve()
