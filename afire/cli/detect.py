@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Set, Verbose, Weights
+from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Set, Verbose
 from afire.detect import DETECTORS
 
 if TYPE_CHECKING:
@@ -22,10 +22,17 @@ if TYPE_CHECKING:
 
 
 def fit(
-    weights: Weights,
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder for the detector.")],
     method: Annotated[str, typer.Option("--method", help=f"The kind of detector: {', '.join(DETECTORS)}.")] = "afire",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            help="What it starts from: a run, a bundle, hf://owner/name, a file of a ViT, or random. Some take none.",
+            metavar="WEIGHTS",
+        ),
+    ] = None,
     root: Root = None,
     split: Annotated[
         Path | None,
@@ -63,12 +70,12 @@ def fit(
     from afire.cli.tasks import stops_on_signal
     from afire.data.pack import config_for, open_films
     from afire.detect.base import FitTask
-    from afire.detect.fit import detect_settings, fit_detector, open_networks
+    from afire.detect.fit import detect_settings, fit_detector, networks_for
     from afire.report.detect_tables import show_choice, write_choice
 
     own, networks_own = sort_settings(overrides, Owner("detect", DETECTORS[method].Settings), PRETRAIN)
     asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
-    networks = open_networks(weights, preset, config_file, networks_own)
+    networks = networks_for(method, weights, data, preset, config_file, networks_own)
     config = config_for(networks.config, data)
     settings = detect_settings(asked, method, _choices(procedure, method, config))
     image = config.image

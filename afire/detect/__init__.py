@@ -37,6 +37,8 @@ class _Detectors(Mapping[str, Any]):
 DETECTORS = _Detectors(
     {
         "afire": "afire.detect.maps:MapDetector",
+        "aeu": "afire.detect.aeu:AEU",
+        "memae": "afire.detect.memae:MemAE",
         "patchcore": "afire.detect.patchcore:PatchCore",
     }
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -174,6 +174,8 @@ class AnomalyDetector(nn.Module, ABC):
     method: ClassVar[str]
     Settings: ClassVar[type[DetectorConfig]]
     meanings: ClassVar[Mapping[str, str]]  # every score that it may give, and what it is
+    takes: ClassVar[Literal["method", "trunk", "nothing"]] = "method"
+    """What it starts from: the whole networks of a pre-training, the trunk of any weights, or no weights at all."""
 
     def __init__(self, model: nn.Module, config: Config, grid: Grid, settings: DetectorConfig) -> None:
         super().__init__()
@@ -192,6 +194,11 @@ class AnomalyDetector(nn.Module, ABC):
     @abstractmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:
         """One with its networks, on the device; where they are trained first, on the films of ``subsets.fit``."""
+
+    @classmethod
+    def remarks(cls, task: FitTask) -> Iterator[str]:
+        """What a user must know about a fit of this kind from these weights; mostly nothing."""
+        yield from ()
 
     @abstractmethod
     def fit(self, normals: NormalFilms) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from afire.config import Config, LesionConfig, changed, load_config, parse_override
 from afire.data.keys import BEHIND, FILMS, remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
-from afire.data.pack import Films, PackedFilms
+from afire.data.pack import Films, PackedFilms, is_pack, read_summary
 from afire.data.splits import Split
 from afire.detect import DETECTORS
 from afire.detect import choose as choosing
@@ -44,14 +44,14 @@ from afire.errors import UserError
 from afire.files import remove_unfinished, require_own
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods import method_type
-from afire.methods.base import Method
+from afire.methods.base import Learner, Method
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
 from afire.training.pretrain import Start, pretrain
-from afire.training.run_folder import environment
+from afire.training.run_folder import environment, newest_checkpoint
 from afire.weights import RANDOM, Weights, open_weights, start_from
 
 
@@ -80,11 +80,27 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
         return task.pretrained.method
     if task.pretrained is None:
         training = task.config.training
-        batch = _batch(training.batch_size, len(subsets.fit), training.accumulate)
+        batch = batch_of(training.batch_size, len(subsets.fit), training.accumulate)
         recipe = task.config.model_copy(update={"training": training.model_copy(update=batch)})
         config = _for_detection(recipe, task.settings)
     else:
         config = adaptation(task.config, task.settings, len(subsets.fit))
+    train_networks(task, subsets, config, start=_start(task))
+    return open_weights(task.out / ADAPT).method
+
+
+def train_networks(
+    task: FitTask,
+    subsets: Subsets,
+    config: Config,
+    learner: type[Learner] | None = None,
+    start: Start | None = None,
+) -> dict[str, Tensor]:
+    """Train on the normal films that fit, in a folder of the detector, and go on where a stopped training was.
+
+    The trained tensors by name. ``learner`` is by default the method that ``config`` names.
+    Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
+    """
     _read_once(task.films, np.concatenate([subsets.fit, subsets.held_out]))
     folder = task.out / ADAPT
     result = pretrain(
@@ -93,20 +109,23 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
         folder,
         subsets.fit,
         source=task.source,
-        start=_start(task),
+        learner=learner,
+        start=start,
         behind=task.init,
         resume=task.resume and (folder / "config.yaml").exists(),
         device=task.device,
     )
     if result.status == "stopped":
         raise StoppedBySignal(result.signal, task.out)
-    return open_weights(folder).method
+    checkpoint = newest_checkpoint(folder)
+    assert checkpoint is not None
+    return checkpoint.model_tensors()
 
 
 def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     """The settings of the adaptation: Adam, cosine, no warm-up, AFiRe's teacher at its last temperature."""
     recipe = settings.adapt
-    batch = _batch(recipe.batch_size, films, config.training.accumulate)
+    batch = batch_of(recipe.batch_size, films, config.training.accumulate)
     training = config.training.model_copy(
         update={
             "epochs": recipe.epochs,
@@ -123,7 +142,7 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     return _for_detection(config.model_copy(update={"training": training}), settings, teacher_temperature_epochs=0)
 
 
-def _batch(asked: int, films: int, accumulate: int) -> dict[str, int]:
+def batch_of(asked: int, films: int, accumulate: int) -> dict[str, int]:
     """A batch of at most as many films as there are, in at least ``accumulate`` pieces of equal size."""
     size = min(asked, films)
     pieces = next(count for count in range(min(accumulate, size), size + 1) if size % count == 0)
@@ -233,6 +252,32 @@ def open_networks(
     return Networks(config, init=None if weights == RANDOM else weights)
 
 
+def networks_for(
+    method: str,
+    weights: str | None,
+    data: Path,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Networks:
+    """What a detector ``method`` starts from: the weights that were asked for, or none where it takes none.
+
+    A detector without weights looks at films of the size they were packed at.
+    """
+    if DETECTORS[method].takes != "nothing":
+        if weights is None:
+            raise UserError(
+                f"the detector {method} needs --weights: a run, a bundle, a file of a ViT, or random (with --preset)."
+            )
+        return open_networks(weights, preset, file, overrides)
+    if weights is not None:
+        raise UserError(f"the detector {method} trains networks of its own; leave out --weights.")
+    config = load_config(preset, file, overrides)
+    if is_pack(data) and "size" not in config.image.model_fields_set:
+        config = load_config(preset, file, [*overrides, f"image.size={read_summary(data).settings.size}"])
+    return Networks(config)
+
+
 def _refuse_settings(preset: str | None, file: Path | None, overrides: Sequence[str]) -> None:
     if preset is not None or file is not None:
         raise UserError("a run and a bundle bring their own settings; leave out --preset and --config.")
@@ -284,7 +329,7 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
         subsets.held_out_by,
     )
     _check(task, subsets, kind.meanings)
-    notes = list(_seen_before(task, subsets))
+    notes = [*kind.remarks(task), *_seen_before(task, subsets)]
     detector: AnomalyDetector = kind.start(task, subsets)
     calibrate(detector, task.films, subsets)
     notes += choosing.warnings(detector.choice)

@@ -217,6 +217,7 @@ class PatchCore(AnomalyDetector):
     """A trunk and a memory of the patches of normal films."""
 
     method = "patchcore"
+    takes = "trunk"
     Settings = PatchCoreConfig
     meanings: ClassVar[Mapping[str, str]] = {
         SCORE: "distance of the film's farthest patch from a memory of normal patches, weighted by its neighbourhood"

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from afire.config import Config
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.methods.base import Method, full_options
+from afire.methods.base import Learner, Method, complete
 from afire.methods.mae import MAE
 
-__all__ = ["METHODS", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
+__all__ = ["METHODS", "Learner", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
 
 METHODS: dict[str, type[Method]] = {
     "afire": AFiRe,
@@ -37,11 +37,6 @@ def method_type(name: str) -> type[Method]:
 def make_method(config: Config) -> Method:
     """The networks that the settings describe, with initial weights from ``config.seed``."""
     return method_type(config.method)(config)
-
-
-def complete(config: Config) -> Config:
-    """The settings with every default of the method's own ``options`` filled in."""
-    return config.model_copy(update={"options": full_options(method_type(config.method), config.options)})
 
 
 def unread(method: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""What a pre-training method is: networks, views, losses, and what it does around a step. The loop knows no more.
+"""What learns in the loop: networks, views, losses, and what is done around a step. The loop knows no more.
 
-A method is one file with one class, and one line in :data:`afire.methods.METHODS`. The loop calls, in this order:
+A pre-training method is one file with one class, and one line in :data:`afire.methods.METHODS`; a detector may bring
+networks that learn in the same way. The loop calls, in this order:
 
     begin_phase(name)                  at the first step of a phase, also after a resume
     prepare(epoch, films)              before an epoch, where ``prepares`` says so: a pass over all films
@@ -8,6 +9,7 @@ A method is one file with one class, and one line in :data:`afire.methods.METHOD
     views(images, keys)                all augmentation, on the device of the images, drawn by key alone
     outputs = self(views)              the networks; this is what DDP wraps
     losses(outputs, turn)              terms and total of a whole update; no side effects
+    rests(turn, progress)              whether an optimiser leaves this step out
     frozen(progress)                   parameters whose gradient is dropped at this step
     after_step(losses)                 EMA, queues, prototypes
     health(views, losses)              at the end of an epoch
@@ -24,7 +26,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,13 +105,12 @@ class NoSettings(Section):
     """A method without settings of its own."""
 
 
-class Method(nn.Module, ABC):
-    """A pre-training method; see the module for the order in which its parts are called."""
+class Learner(nn.Module, ABC):
+    """Networks and how they learn, as the loop sees them; the module says in which order its parts are called.
 
-    networks: ClassVar[tuple[str, ...]]
-    """Names of its trunks; the first is the one that is exported and that tasks start from."""
-    sections: ClassVar[tuple[str, ...]]
-    """Groups of settings that it reads beside image, encoder, training and run."""
+    A pre-training method is one (:class:`Method`), and so are the networks of a detector that trains its own.
+    """
+
     settings_type: ClassVar[type[Section]] = NoSettings
     """Its own settings: the group ``options``."""
     turns: ClassVar[tuple[str, ...]] = (ALL,)
@@ -121,11 +122,6 @@ class Method(nn.Module, ABC):
         super().__init__()
         self.config = config
         self.options = validate(config.options, self.settings_type)
-        self.normalise = Normalise(config.image)
-        self.patch_size = config.encoder.patch_size
-        self.grid = grid_of(config.image.size, config.image.size, self.patch_size)
-
-    # What training asks
 
     @abstractmethod
     def views(self, images: Tensor, keys: Keys) -> Views:
@@ -160,6 +156,13 @@ class Method(nn.Module, ABC):
     def prepare(self, epoch: int, films: AllFilms) -> None:
         """A pass over all films before an epoch; what it finds belongs into buffers, so that a resume has it."""
 
+    def rests(self, turn: str, progress: Progress) -> bool:
+        """Whether the optimiser ``turn`` leaves this step out, such as a generator while its critic catches up.
+
+        The first turn never rests.
+        """
+        return False
+
     def parameters_of(self, turn: str) -> Iterator[tuple[str, nn.Parameter]]:
         """Trainable parameters by name that ``turn`` updates."""
         return ((name, weight) for name, weight in self.named_parameters() if weight.requires_grad)
@@ -190,7 +193,20 @@ class Method(nn.Module, ABC):
                 torch.autograd.grad(self.losses(outputs, turn).total, trained, allow_unused=True)
         return float(counter.get_total_flops())
 
-    # What tasks ask
+
+class Method(Learner):
+    """A pre-training method: a learner with trunks that tasks start from."""
+
+    networks: ClassVar[tuple[str, ...]]
+    """Names of its trunks; the first is the one that is exported and that tasks start from."""
+    sections: ClassVar[tuple[str, ...]]
+    """Groups of settings that it reads beside image, encoder, training and run."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.normalise = Normalise(config.image)
+        self.patch_size = config.encoder.patch_size
+        self.grid = grid_of(config.image.size, config.image.size, self.patch_size)
 
     @classmethod
     @abstractmethod
@@ -271,6 +287,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     return counts
 
 
-def full_options(method: type[Method], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's own settings with every default filled in."""
-    return validate(options, method.settings_type).model_dump()
+def complete(config: Config, learner: type[Learner]) -> Config:
+    """The settings with every default of the learner's own ``options`` filled in."""
+    options = validate(config.options, learner.settings_type).model_dump()
+    return config.model_copy(update={"options": options})

@@ -142,7 +142,7 @@ def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], training: Tra
     for name, parameter in parameters:
         (decayed if decays(name, parameter) else plain).append(parameter)
     groups = [{"params": decayed, "decays": True}, {"params": plain, "decays": False}]
-    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(0.9, training.beta2), fused=True)
+    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True)
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:

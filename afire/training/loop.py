@@ -101,6 +101,10 @@ class Trainer(ABC):
     def make_journal(self) -> Journal:
         """Where numbers are written and shown."""
 
+    def rests(self, turn: str) -> bool:
+        """Whether the optimiser ``turn`` leaves this step out; never all of them."""
+        return False
+
     def before_clip(self) -> None:  # noqa: B027  most have nothing to drop
         """Drop gradients that must not count."""
 
@@ -172,7 +176,7 @@ class Trainer(ABC):
                 for pieces in batches if not self.is_over() else ():
                     self.before_step()
                     rates = self.begin_step()
-                    for turn in self.optimizers:
+                    for turn in [turn for turn in self.optimizers if not self.rests(turn)]:
                         losses = self.forward_backward(pieces, turn)
                         norm = self._clip(turn)
                         finite = bool(np.isfinite([*losses.values()]).all() and self._usable(norm))

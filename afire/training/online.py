@@ -34,6 +34,7 @@ class OnlineProbe:
     def __call__(self, view: EpochView) -> dict[str, float] | None:
         if view.epoch % self.every:
             return None
+        assert isinstance(view.model, Method)
         train, val = (mean_tokens(view.model, self.films, rows) for rows in (self.train, self.val))
         abnormal, truth = (1 - self.labels[rows] for rows in (self.train, self.val))
         linear = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))

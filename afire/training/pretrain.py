@@ -1,4 +1,4 @@
-"""Pre-training: any :class:`~afire.methods.base.Method` on films, in the loop of :mod:`afire.training.loop`."""
+"""Pre-training: any :class:`~afire.methods.base.Learner` on films, in the loop of :mod:`afire.training.loop`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from afire.config import Config
 from afire.data.keys import remember_behind, remember_films
 from afire.data.pack import Films, check_reading
 from afire.errors import UserError
-from afire.methods import complete, make_method, method_type
-from afire.methods.base import Keys, Losses, Method, Outputs, Progress, Views, count_parameters
+from afire.methods import complete, method_type
+from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters
 from afire.methods.health import Health
 from afire.training.batches import Batch, Plan
 from afire.training.engine import (
@@ -30,8 +30,8 @@ from afire.training.engine import (
 from afire.training.journal import PretrainingJournal
 from afire.training.loop import Ending, Trainer
 
-Start = Callable[[Method], None]
-"""Gives a method its first weights."""
+Start = Callable[[Any], None]
+"""Gives a learner its first weights."""
 
 _RED_EPOCHS = 2  # in a row end a run that is to stop on collapse
 _PASS_BATCH = 64
@@ -39,9 +39,9 @@ _PASS_BATCH = 64
 
 @dataclass(frozen=True)
 class EpochView:
-    """What an observer sees at the end of an epoch: the method, views of some films, and the health."""
+    """What an observer sees at the end of an epoch: the learner, views of some films, and the health."""
 
-    model: Method
+    model: Learner
     out: Path
     epoch: int  # counted from 1: the epochs that are done
     step: int
@@ -72,6 +72,7 @@ def pretrain(
     rows: np.ndarray | None = None,
     *,
     source: str = "",
+    learner: type[Learner] | None = None,
     start: Start | None = None,
     behind: str | Path | None = None,
     resume: bool = False,
@@ -79,24 +80,26 @@ def pretrain(
     device: str = "auto",
     observers: Sequence[Observer] = (),
 ) -> PretrainResult:
-    """Pre-train on the ``rows`` of ``films`` (all of them by default) and write the run folder ``out``.
+    """Train on the ``rows`` of ``films`` (all of them by default) and write the run folder ``out``.
 
-    ``start`` gives the method its first weights, those of the run ``behind``, whose films this run has seen as well.
-    ``observers`` are called at the end of an epoch on the first
-    process; numbers they return are logged.
+    ``learner`` is what learns, made from ``config``: by default the method that ``config`` names. ``start`` gives it
+    its first weights, those of the run ``behind``, whose films this run has seen as well. ``observers`` are called at
+    the end of an epoch on the first process; numbers they return are logged.
     """
-    run = Pretraining(config, films, out, rows, source, start, behind, resume, force, device, observers)
+    learner = learner or method_type(config.method)
+    run = Pretraining(config, learner, films, out, rows, source, start, behind, resume, force, device, observers)
     return run.result(run.train())
 
 
 class Pretraining(Trainer):
     """One pre-training run."""
 
-    model: Method
+    model: Learner
 
     def __init__(
         self,
         config: Config,
+        learner: type[Learner],
         films: Films,
         out: Path,
         rows: np.ndarray | None,
@@ -108,7 +111,7 @@ class Pretraining(Trainer):
         device: str,
         observers: Sequence[Observer],
     ) -> None:
-        self.config = config = complete(config)
+        self.config = config = complete(config, learner)
         self.observers, recipe = observers, config.training
         if films.size != config.image.size:
             raise UserError(
@@ -116,14 +119,13 @@ class Pretraining(Trainer):
                 f"image.size={films.size}."
             )
         check_reading(films, config.image)
-        turns = method_type(config.method).turns
-        ranks = make_accelerator(recipe.precision, device, unused_parameters=len(turns) > 1)
+        ranks = make_accelerator(recipe.precision, device, unused_parameters=len(learner.turns) > 1)
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         plan = Plan(rows, config.seed, recipe.batch_size, ranks.num_processes, ranks.process_index, recipe.accumulate)
         self.schedules = Schedules(recipe, plan.steps_per_epoch)
         super().__init__(ranks, films, plan, self.schedules.steps, out, config.run, recipe.clip)
         self.data = {"source": source, "films": len(films), "used": len(rows), "hash": data_hash(films, rows)}
-        self.model = make_method(config)
+        self.model = learner(config)
         self._check_phases()
         if start is not None:
             start(self.model)
@@ -247,6 +249,9 @@ class Pretraining(Trainer):
                 tensors.append(output)
                 gradients.append(gradient[first : first + len(output)].to(output.dtype))
         torch.autograd.backward(tensors, gradients)
+
+    def rests(self, turn: str) -> bool:
+        return self.model.rests(turn, self._progress())
 
     def _only(self, turn: str) -> None:
         """With several optimisers, only the parameters of ``turn`` get gradients."""

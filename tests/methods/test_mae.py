@@ -134,7 +134,7 @@ def test_bad_settings_are_messages() -> None:
         check_overrides("mae", ["losses.temperature=0.3"])
     with pytest.raises(UserError, match=r"no method 'mea'; did you mean mae\?"):
         make_method(load_config("tiny", overrides=["method=mea"]))
-    assert complete(config()).options == {"mask_ratio": 0.75, "normalise_patches": True}
+    assert complete(config(), MAE).options == {"mask_ratio": 0.75, "normalise_patches": True}
     assert set(METHODS) >= {"afire", "mae"}
 
 

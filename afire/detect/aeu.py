@@ -1,0 +1,128 @@
+"""AE-U: an autoencoder that also says how sure it is of every pixel.
+
+Written from the paper (Mao et al., "Abnormality Detection in Chest X-ray Images Using Uncertainty Prediction
+Autoencoders", MICCAI 2020). The decoder draws two pictures, the film and the log variance of its error. Edges of ribs
+and heart are never drawn exactly; the variance is large there, and errors count for less. A film's score is the mean
+of its squared errors, each divided by its predicted variance.
+
+Ours: group in place of batch normalisation, and nearest-neighbour doubling in place of transposed convolutions.
+
+Shapes: B films, s x s pixels as the networks see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from afire.config import Config, Section
+from afire.detect.learned import (
+    Examined,
+    LearnedConfig,
+    LearnedDetector,
+    TrainConfig,
+    by_place,
+    check_halvings,
+    restored_films,
+)
+from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Views
+from afire.nn import distributed
+from afire.nn.conv import ConvDecoder, ConvEncoder, initialise_conv, shrunk
+from afire.nn.vit import at_least_float32, full_precision
+
+_LIMIT = 10.0  # of the log variance: beyond it exp leaves half precision
+SCORE = "uncertain_error"
+
+
+class AEUSettings(Section):
+    """The autoencoder."""
+
+    side: int = Field(64, ge=16, description="films larger than this are shrunk to it, in pixels")
+    latent: int = Field(16, ge=1, description="numbers that a film is squeezed through")
+    width: int = Field(16, ge=1, description="channels of the first stage; each of the four doubles them")
+
+
+class AEUConfig(LearnedConfig):
+    """All settings of fitting the detector `aeu`."""
+
+    score: str = Field(SCORE, description="a score, several joined by +, or auto: chosen on held-out normals")
+    train: TrainConfig = Field(
+        TrainConfig(epochs=250, batch_size=64, learning_rate=5e-4, learning_rate_end=5e-4), description="as published"
+    )
+    aeu: AEUSettings = Field(default_factory=AEUSettings)
+
+
+def uncertain_error(drawn: Tensor, log_variance: Tensor, images: Tensor) -> Tensor:
+    """Squared error of each pixel over its predicted variance (B, 1, s, s)."""
+    return torch.exp(-log_variance) * (images - drawn).square()
+
+
+class UncertainAutoencoder(Learner):
+    """Four halvings, a bottleneck, four doublings; two pictures come out."""
+
+    settings_type = AEUSettings
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert isinstance(self.options, AEUSettings)
+        widths = [self.options.width * 2**stage for stage in range(4)]
+        self.side = check_halvings(config, self.options.side, len(widths), "aeu")
+        inner = self.side // 2 ** len(widths)
+        self.shape = (widths[-1], inner, inner)
+        size = widths[-1] * inner * inner
+        self.encoder, self.decoder = ConvEncoder(1, widths), ConvDecoder(2, widths)
+        self.squeeze, self.expand = nn.Linear(size, self.options.latent), nn.Linear(self.options.latent, size)
+        initialise_conv(self, torch.Generator().manual_seed(config.seed))
+
+    def views(self, images: Tensor, keys: Keys) -> Views:
+        return {"images": self.seen(images)}
+
+    def seen(self, images: Tensor) -> Tensor:
+        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
+        return shrunk(images[:, :1], self.side) * 2 - 1
+
+    def forward(self, views: Views) -> Outputs:
+        drawn, log_variance = self.draw(views["images"])
+        return {"drawn": drawn, "log_variance": log_variance, "images": views["images"]}
+
+    def draw(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The film and the log variance of its error, each (B, 1, s, s)."""
+        code = self.squeeze(self.encoder(images).flatten(1))
+        drawn, log_variance = self.decoder(self.expand(code).view(-1, *self.shape)).chunk(2, dim=1)
+        return drawn, log_variance.clamp(-_LIMIT, _LIMIT)
+
+    def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
+        """-log of the Gaussian likelihood of every pixel, but for constants."""
+        with full_precision(outputs["drawn"]):
+            drawn, log_variance = (at_least_float32(outputs[name]) for name in ("drawn", "log_variance"))
+            error = uncertain_error(drawn, log_variance, outputs["images"]).mean()
+            spread = log_variance.mean()
+        error, spread = distributed.with_global_value(error), distributed.with_global_value(spread)
+        return Losses({"error": error, "log_variance": spread}, error + spread)
+
+
+class AEU(LearnedDetector):
+    """An autoencoder that knows its own uncertainty."""
+
+    method = "aeu"
+    Settings = AEUConfig
+    Networks = UncertainAutoencoder
+    published = "64 px, 250 epochs"
+    published_epochs = 250
+    meanings: ClassVar[Mapping[str, str]] = {
+        SCORE: "squared restoration error over its predicted variance, mean over the film",
+        "error": "squared restoration error, mean over the film",
+    }
+    model: UncertainAutoencoder
+
+    def examine(self, images: Tensor, restore: bool) -> Examined:
+        seen = self.model.seen(images)
+        drawn, log_variance = self.model.draw(seen)
+        errors = uncertain_error(drawn, log_variance, seen)
+        plain = (drawn - seen).square()
+        scores = {SCORE: errors.mean(dim=(1, 2, 3)), "error": plain.mean(dim=(1, 2, 3))}
+        return Examined(scores, by_place(errors, self.grid), restored_films(drawn, images) if restore else None)

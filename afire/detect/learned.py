@@ -1,0 +1,202 @@
+"""Detectors that train networks of their own on normal films, in the loop of every training.
+
+Such a detector is one file: a :class:`~afire.methods.base.Learner` (its networks, views and losses), its settings, and
+a :class:`LearnedDetector` that says what the trained networks find in a film. Training has checkpoints, can be resumed,
+runs on several processes and stops on a signal, as a pre-training does; its folder is kept with the detector.
+
+Shapes: B films of S x S pixels, L = rows x columns places of the heatmap.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+from typing_extensions import Self
+
+from afire.config import Config, RunConfig, Section, TrainingConfig
+from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
+from afire.detect.fit import batch_of, train_networks
+from afire.detect.normals import Standard
+from afire.errors import UserError
+from afire.methods.base import Learner
+from afire.nn.vit import Grid
+from afire.tasks.settings import DetectorConfig
+from afire.training.pretrain import Start
+from afire.weights import RANDOM, Weights, open_weights, pick_device
+
+CELL = 8  # pixels of a film in one place of the heatmap, along each side
+_STANDARD_FILMS = 2048  # that settle what is usual at a place
+
+
+class TrainConfig(Section):
+    """How a detector's own networks are trained: Adam, or AdamW where there is weight decay, on a cosine."""
+
+    epochs: int = Field(100, ge=1, description="passes over the normal films")
+    batch_size: int = Field(64, ge=1, description="films in one update, of all processes together")
+    learning_rate: float = Field(1e-3, gt=0, description="at its peak; not scaled by anything")
+    learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
+    warmup_epochs: float = Field(0, ge=0, description="linear warm-up of the learning rate")
+    weight_decay: float = Field(0.0, ge=0, description="constant; none on biases and norms")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Adam's memory of gradients")
+    beta2: float = Field(0.999, gt=0, lt=1, description="Adam's memory of squared gradients")
+    clip: float = Field(3.0, ge=0, description="gradient norm limit, 0 = none")
+    accumulate: int = Field(1, ge=1, description="pieces of a batch; same result, less memory")
+
+
+class LearnedConfig(DetectorConfig):
+    """Settings of a detector that trains its own networks. A kind adds a group with its own name: its networks."""
+
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What the networks find in a batch of films."""
+
+    scores: dict[str, Tensor]  # (B,) each, larger = more abnormal
+    map: Tensor  # (B, L), larger = more abnormal; not standardised
+    restored: Tensor | None = None  # (B, 1, S, S) in [0, 1]
+
+
+class LearnedDetector(AnomalyDetector):
+    """A detector with networks of its own.
+
+    A kind says its ``Networks``, its settings (whose group ``method`` holds those of the networks) and
+    :meth:`examine`; where something is to be kept of normal films once the networks are trained, :meth:`learn`.
+    """
+
+    takes = "nothing"
+    Networks: ClassVar[type[Learner]]
+    published: ClassVar[str]
+    """Of the paper: data size, length and network, in a few words, for tables."""
+    published_epochs: ClassVar[int]
+    model: Learner
+
+    def __init__(self, config: Config, settings: DetectorConfig) -> None:
+        networks = self.Networks(config)
+        super().__init__(networks, config, self.grid_of(config), settings)
+        self.standard = Standard()
+
+    @classmethod
+    def grid_of(cls, config: Config) -> Grid:
+        """Rows and columns of the heatmap."""
+        side = max(1, config.image.size // CELL)
+        return side, side
+
+    @classmethod
+    def build(cls, config: Config, settings: DetectorConfig) -> Self:
+        return cls(config, settings)
+
+    @classmethod
+    def start(cls, task: FitTask, subsets: Subsets) -> Self:
+        config = cls.config_of(task, len(subsets.fit))
+        detector = cls(config, task.settings)
+        trained = train_networks(task, subsets, config, cls.Networks, cls.first_weights(task))
+        detector.model.load_state_dict(trained)
+        return detector.to(pick_device(task.device))
+
+    @classmethod
+    def config_of(cls, task: FitTask, films: int) -> Config:
+        """The settings of the training: those of the detector in the form that the loop reads."""
+        settings = task.settings
+        assert isinstance(settings, LearnedConfig)
+        recipe = settings.train
+        batch = batch_of(recipe.batch_size, films, recipe.accumulate)
+        training = TrainingConfig(
+            epochs=recipe.epochs,
+            **batch,
+            # The loop scales by batch / 256; this undoes it.
+            learning_rate=recipe.learning_rate * 256 / batch["batch_size"],
+            learning_rate_end=min(recipe.learning_rate_end, recipe.learning_rate),
+            warmup_epochs=recipe.warmup_epochs,
+            weight_decay=recipe.weight_decay,
+            weight_decay_end=recipe.weight_decay,
+            beta1=recipe.beta1,
+            beta2=recipe.beta2,
+            clip=recipe.clip,
+        )
+        changes = {
+            "method": cls.method,
+            "seed": settings.seed,
+            "training": training,
+            "options": getattr(settings, cls.method).model_dump(),
+            "run": RunConfig(picture_epochs=0, probe_epochs=0, keep_checkpoints=1),
+        }
+        return task.config.model_copy(update=changes)
+
+    @classmethod
+    def first_weights(cls, task: FitTask) -> Start | None:
+        """What gives the networks their first weights; None: they are drawn from the seed."""
+        return None
+
+    @abstractmethod
+    def examine(self, images: Tensor, restore: bool) -> Examined:
+        """Films (B, C, S, S) in [0, 1] on the device -> scores and map; with ``restore`` the restored films too."""
+
+    def learn(self, normals: NormalFilms) -> None:
+        """Keep what :meth:`examine` has to know of normal films; nothing, for most."""
+
+    @torch.no_grad()
+    def fit(self, normals: NormalFilms) -> None:
+        self.learn(normals)
+        maps = [
+            self.examine(self.prepared(images), restore=False).map.cpu()
+            for images in normals.batches("maps of normal films", _STANDARD_FILMS)
+        ]
+        self.standard.fit(torch.cat(maps))
+        self.standard.to(self.device)
+
+    def look(self, images: Tensor, names: Sequence[str] | None, restore: bool) -> Look:
+        examined = self.examine(images, restore)
+        scores = {name: score for name, score in examined.scores.items() if names is None or name in names}
+        return Look(scores, self.standard(examined.map), examined.restored)
+
+
+class OnTrunk(LearnedDetector):
+    """A detector that starts from the trunk of given weights, such as a pre-training's or ImageNet's."""
+
+    takes = "trunk"
+
+    @classmethod
+    def weights_of(cls, task: FitTask) -> Weights:
+        """The weights that the task names; random ones follow from its seed."""
+        return task.pretrained or open_weights(task.init or RANDOM, task.config, seed=task.settings.seed)
+
+    @classmethod
+    def remarks(cls, task: FitTask) -> Iterator[str]:
+        if task.pretrained is None and task.init is None:
+            yield (
+                f"{cls.method} was published with a trunk pre-trained on ImageNet, and this one has random weights: "
+                "expect less of it; give --weights, a file of a ViT or a pre-training run"
+            )
+
+
+def by_place(pixels_B1SS: Tensor, grid: Grid) -> Tensor:
+    """A value for every pixel -> the mean of each place (B, L)."""
+    return F.adaptive_avg_pool2d(pixels_B1SS, grid).flatten(1)
+
+
+def check_halvings(config: Config, side: int, times: int, what: str) -> int:
+    """The side of films as the networks see them, at most ``side``; refused where it cannot be halved ``times``."""
+    seen = min(config.image.size, side)
+    if seen % 2**times:
+        raise UserError(
+            f"{what} halves a film {times} times, which {seen} px do not allow; use films whose side is a multiple of "
+            f"{2**times}, or another {what}.side."
+        )
+    return seen
+
+
+def restored_films(drawn: Tensor, images: Tensor) -> Tensor:
+    """What was drawn in [-1, 1] at the networks' size -> films in [0, 1] at the size of ``images``."""
+    unit = ((drawn + 1) / 2).clamp(0, 1)
+    if unit.shape[-1] == images.shape[-1]:
+        return unit
+    return F.interpolate(unit, size=images.shape[-2:], mode="bilinear", align_corners=False)

@@ -1,0 +1,207 @@
+"""Detectors that train networks of their own: they tell bright squares from normal films, and survive disk and kill.
+
+A new detector adds a line to ``QUICK``; what is special about it is tested in a file of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from afire.config import Config
+from afire.data.pack import PackedFilms, PackSettings, pack
+from afire.data.phantom import write_phantom
+from afire.detect import DETECTORS
+from afire.detect.base import SETTINGS, FitTask, load_detector
+from afire.detect.fit import detect_settings, fit_detector, networks_for
+from afire.detect.learned import Examined, LearnedDetector
+from afire.errors import UserError
+from afire.files import read_json
+from afire.training import run_folder
+
+SIZE, FIT, TEST = 32, 96, 24
+QUICK: dict[str, list[str]] = {
+    "aeu": ["train.epochs=25", "train.batch_size=16", "train.learning_rate=3e-3", "aeu.width=8"],
+    "memae": ["train.epochs=20", "train.batch_size=16", "train.learning_rate=3e-3", "memae.width=8", "memae.items=100"],
+}
+"""Settings with which a detector of each kind learns in seconds."""
+LEARNED = [name for name in DETECTORS if issubclass(DETECTORS[name], LearnedDetector)]
+TRUNK = ["image.size=32", "encoder.width=32", "encoder.depth=2", "encoder.heads=2", "encoder.patch_size=8"]
+
+
+@pytest.fixture(scope="session")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> PackedFilms:
+    """Normal phantom films; those from ``FIT`` on are for testing."""
+    folder = tmp_path_factory.mktemp("phantoms")
+    manifest = write_phantom(folder / "films", FIT + TEST, 64, seed=5, workers=1, normal_share=1.0)
+    manifest.table["split"] = np.where(np.arange(FIT + TEST) < FIT, "train", "test")
+    pack(manifest, folder / "pack", PackSettings(size=SIZE), workers=1)
+    return PackedFilms(folder / "pack")
+
+
+def task_of(method: str, films: PackedFilms, out: Path, *settings: str, resume: bool = False) -> FitTask:
+    takes_trunk = DETECTORS[method].takes == "trunk"
+    networks = networks_for(
+        method,
+        "random" if takes_trunk else None,
+        films.folder,
+        "tiny" if takes_trunk else None,
+        overrides=(TRUNK if takes_trunk else [f"image.size={SIZE}"]),
+    )
+    chosen = detect_settings(["held_out=0.3", "false_alarms=0.2", *QUICK[method], *settings], method)
+    return FitTask(networks.config, chosen, films, out, source="phantom", device="cpu", method=method, resume=resume)
+
+
+@pytest.fixture(scope="module", params=LEARNED)
+def folder(request: pytest.FixtureRequest, phantoms: PackedFilms, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a fitted detector of each kind."""
+    out: Path = tmp_path_factory.mktemp(request.param) / "model"
+    fit_detector(task_of(request.param, phantoms, out))
+    return out
+
+
+def with_square(images: Tensor, brightness: float, side: int = 10) -> Tensor:
+    """A bright square inside of each film, at another place in each."""
+    squared = images.clone()
+    for number, film in enumerate(squared):
+        top, left = 4 + (5 * number) % (SIZE - side - 8), 4 + (7 * number) % (SIZE - side - 8)
+        square = film[0, top : top + side, left : left + side]
+        square += brightness * (1 - square)
+    return squared
+
+
+def test_every_detector_is_tested() -> None:
+    assert set(QUICK) == set(LEARNED) and len(LEARNED) >= 2
+
+
+def test_bright_squares_stand_out_the_more_the_brighter(folder: Path, phantoms: PackedFilms) -> None:
+    detector = load_detector(folder)
+    images = phantoms.batch(range(FIT, FIT + TEST))
+    normal, faint, bright = (detector.score(with_square(images, level)).score for level in (0.0, 0.45, 0.9))
+    truth = np.r_[np.zeros(TEST), np.ones(TEST)]
+    assert roc_auc_score(truth, np.r_[normal, bright]) > 0.9
+    assert normal.mean() < faint.mean() < bright.mean()
+
+
+def test_the_heat_lies_on_the_square(folder: Path, phantoms: PackedFilms) -> None:
+    """Not for every film, but on average more than beside it."""
+    detector = load_detector(folder)
+    images = phantoms.batch(range(FIT, FIT + TEST))
+    squares = with_square(images, 0.9)
+    heat = torch.from_numpy(detector.score(squares).heat)
+    where = torch.nn.functional.adaptive_avg_pool2d((squares - images).abs(), tuple(heat.shape[1:]))[:, 0]
+    inside, outside = heat[where > 0.5 * where.max()], heat[where == 0]
+    assert inside.mean() > outside.mean()
+
+
+def test_it_survives_the_disk(folder: Path, phantoms: PackedFilms, tmp_path: Path) -> None:
+    first, images = load_detector(folder), phantoms.batch([0, FIT, FIT + 1])
+    first.save(tmp_path / "again")
+    again = load_detector(tmp_path / "again")
+    before, after = (each.score(images, all_scores=True) for each in (first, again))
+    assert np.array_equal(before.score, after.score) and np.array_equal(before.heat, after.heat)
+    assert all(np.array_equal(before.scores[name], after.scores[name]) for name in before.scores)
+    assert set(before.scores) == set(first.meanings)
+    alone = again.score(images[1:2])
+    np.testing.assert_allclose(alone.score, before.score[1:2], rtol=1e-3, atol=1e-5)
+    if before.restored is not None:
+        assert before.restored.shape == (3, SIZE, SIZE) and 0 <= before.restored.min() <= before.restored.max() <= 1
+
+
+def test_the_default_score_is_the_published_one_and_nothing_chose_it(folder: Path) -> None:
+    detector = load_detector(folder)
+    assert detector.choice.asked and detector.choice.name == next(iter(detector.meanings))
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_what_was_killed_is_resumed_to_the_same_scores(method: str, phantoms: PackedFilms, tmp_path: Path) -> None:
+    short = ["train.epochs=3"]
+    whole = fit_detector(task_of(method, phantoms, tmp_path / "whole", *short))
+
+    class Killed(BaseException):
+        """As a kill between two checkpoints."""
+
+    saved: list[Path] = []
+    save = run_folder.save_checkpoint
+
+    def save_one_and_die(*arguments: object, **named: object) -> Path:
+        if saved:
+            raise Killed
+        saved.append(save(*arguments, **named))  # type: ignore[arg-type]
+        return saved[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_folder, "save_checkpoint", save_one_and_die)
+        with pytest.raises(Killed):
+            fit_detector(task_of(method, phantoms, tmp_path / "resumed", *short))
+    assert not (tmp_path / "resumed" / SETTINGS).exists()
+    resumed = fit_detector(task_of(method, phantoms, tmp_path / "resumed", *short, resume=True))
+    images = phantoms.batch(range(FIT, FIT + 4))
+    assert np.array_equal(whole.score(images).score, resumed.score(images).score)
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_the_seed_decides_the_weights(method: str, phantoms: PackedFilms) -> None:
+    def weights(seed: int) -> Tensor:
+        task = task_of(method, phantoms, Path("nowhere"), f"seed={seed}")
+        learner = DETECTORS[method].Networks(DETECTORS[method].config_of(task, 64))
+        return torch.cat([parameter.detach().flatten() for parameter in learner.parameters()])
+
+    torch.manual_seed(1)
+    first = weights(0)
+    torch.manual_seed(2)
+    assert torch.equal(first, weights(0)), "the global generator is not asked"
+    assert not torch.equal(first, weights(1))
+
+
+@pytest.mark.parametrize("method", LEARNED)
+def test_every_parameter_that_is_trained_gets_a_gradient(method: str, phantoms: PackedFilms) -> None:
+    from afire.methods.base import Keys
+
+    task = task_of(method, phantoms, Path("nowhere"))
+    learner = DETECTORS[method].Networks(DETECTORS[method].config_of(task, 64))
+    rows = torch.arange(4)
+    reached: set[str] = set()
+    for turn in learner.turns:
+        learner.zero_grad()
+        outputs = learner(learner.views(phantoms.batch(rows.numpy()), Keys(0, 0, 0, rows)))
+        assert all(len(value) % 4 == 0 for value in outputs.values()), "films come first"
+        learner.losses(outputs, turn).total.backward()
+        trained = {name for name, _ in learner.parameters_of(turn)}
+        reached |= {name for name, weight in learner.named_parameters() if weight.grad is not None and name in trained}
+    assert reached == {name for turn in learner.turns for name, _ in learner.parameters_of(turn)}
+    assert learner.flops() > 0
+
+
+def test_weights_are_refused_or_asked_for(phantoms: PackedFilms) -> None:
+    with pytest.raises(UserError, match="aeu trains networks of its own; leave out --weights"):
+        networks_for("aeu", "random", phantoms.folder)
+    with pytest.raises(UserError, match="patchcore needs --weights"):
+        networks_for("patchcore", None, phantoms.folder)
+    assert networks_for("aeu", None, phantoms.folder).config.image.size == SIZE
+
+
+def test_a_side_that_cannot_be_halved_is_refused() -> None:
+    config = Config(options={"side": 40})
+    with pytest.raises(UserError, match="aeu halves a film 4 times, which 40 px do not allow"):
+        DETECTORS["aeu"].Networks(config)
+
+
+def test_a_detector_says_how_it_was_trained(folder: Path) -> None:
+    about = read_json(folder / SETTINGS)
+    assert about["method"] in LEARNED and about["settings"]["train"]["epochs"] > 0 and about["flops"] > 0
+    assert (folder / "adapt" / "summary.json").exists() and not (folder / "adapt" / "checkpoints").exists()
+
+
+def test_what_is_examined_is_what_is_looked_at(folder: Path, phantoms: PackedFilms) -> None:
+    detector = load_detector(folder)
+    assert isinstance(detector, LearnedDetector)
+    with torch.inference_mode():
+        examined = detector.examine(detector.prepared(phantoms.batch([3])), restore=True)
+    assert isinstance(examined, Examined) and examined.map.shape == (1, detector.grid[0] * detector.grid[1])
+    assert torch.isfinite(examined.map).all()
