@@ -20,6 +20,7 @@ from afire.cli.options import (
     Set,
     SplitFile,
     Verbose,
+    print_line,
 )
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def restorations(
 
     Example: [cyan]afire figure restorations --weights runs/nih --data packs/nih --out figures/restorations[/cyan]
     """
-    from afire.report.figures.restorations import draw_restorations
+    from afire.report.figures.pretrained import draw_restorations
 
     source = _source(data, root, split, part, films, seed)
     _show(draw_restorations(out, weights, source, show=show, device=device, force=force), quiet)
@@ -227,7 +228,7 @@ def atlas(
 
     Example: [cyan]afire figure atlas --weights runs/nih --data packs/nih --out figures/atlas[/cyan]
     """
-    from afire.report.figures.atlas import draw_atlas
+    from afire.report.figures.pretrained import draw_atlas
 
     source = _source(data, root, split, "train", films, seed)
     _show(draw_atlas(out, weights, source, nearest=nearest, device=device, force=force), quiet)
@@ -310,7 +311,6 @@ def _show(files: FigureFiles, quiet: bool) -> None:
     from afire.cli.options import console
     from afire.report.figures.files import number_table
 
-    screen = console()
-    screen.print(number_table(files).console())
+    console().print(number_table(files).console())
     for path in (files.png, files.pdf, files.json):
-        screen.print(str(path), soft_wrap=True, markup=False, highlight=False)
+        print_line(path)
