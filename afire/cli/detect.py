@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Set, Verbose
+from afire.cli.studies import bench
 from afire.detect import DETECTORS
 
 if TYPE_CHECKING:
@@ -146,6 +147,12 @@ def evaluate(
         Literal["auto", "official", "chexpert250", "all"],
         typer.Option(help="official: the lists, else drawn; chexpert250: as in SQUID; all: every labelled film."),
     ] = "auto",
+    balance: Annotated[
+        Literal["view"] | None,
+        typer.Option(
+            help="view: as many normal as abnormal test films of each view (AP, PA), so that it tells nothing."
+        ),
+    ] = None,
     name: Name = None,
     draws: Annotated[int, typer.Option("--bootstrap", help="Draws of patients for the intervals.", min=10)] = 1000,
     force: Force = False,
@@ -176,6 +183,7 @@ def evaluate(
         name=name,
         device=device,
         draws=draws,
+        balance=balance,
     )
     evaluated = evaluate_detectors(task)
     from afire.report.detect_pictures import picture_names, write_detection_figures
@@ -309,3 +317,4 @@ app = typer.Typer(
 app.command("fit")(fit)
 app.command("eval")(evaluate)
 app.command("run")(run)
+app.command("bench")(bench)

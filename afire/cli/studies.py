@@ -1,11 +1,13 @@
-"""Many runs, one table: ``afire compare`` of any results, ``afire ablate``, and ``afire reproduce`` of the paper.
+"""Many runs, one table: ``afire compare`` of any results, ``afire ablate``, ``afire detect bench``, and ``afire
+reproduce`` of the paper.
 
-Ablations and reproductions are steps in processes of their own: killed and started again, they go on where they were.
+Ablations, benches and reproductions are steps in processes of their own: killed and started again, they go on where
+they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -28,8 +30,9 @@ from afire.cli.options import (
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
     from afire.studies.ablation_run import Workers
+    from afire.studies.detect_bench import Bench, Fit
+    from afire.studies.recorded import PlannedStep
     from afire.studies.reproduce_plan import Request
-    from afire.studies.reproduce_run import PlannedStep
     from afire.studies.reproduce_sets import Target
     from afire.studies.steps import Outcome
     from afire.tasks.compare import Comparison
@@ -210,6 +213,88 @@ def _write_table(study: Study, rows: list[Row], trials: list[Trial], quiet: bool
         print_line(page)
 
 
+def bench(
+    data: Annotated[
+        list[str], typer.Option("--data", help="A pack or a manifest, as PATH or NAME=PATH. Repeat for more sets.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bench; started again, it goes on there.")],
+    methods: Annotated[
+        str, typer.Option("--methods", help="all, or detectors separated by commas; see `afire detect fit --help`.")
+    ] = "all",
+    seeds: Seeds = "0,1,2",
+    budget: Annotated[
+        float, typer.Option("--budget", min=0.001, help="Counted TFLOP (1e12 operations) that each training may take.")
+    ] = 10.0,
+    length: Annotated[
+        Literal["equal", "published"],
+        typer.Option(help="equal: the budget for all; published: each for the epochs of its own paper."),
+    ] = "equal",
+    weights: Annotated[
+        str, typer.Option("--weights", help="What detectors that take weights start from; random: with --preset.")
+    ] = "random",
+    preset: Preset = "small",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="METHOD.key=value, such as nsa.train.batch_size=32. Repeat for more.", metavar="SET"
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Fits side by side, each on one core.")] = 1,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fit and evaluate many detectors on many sets, at an equal budget, beside trivial ones. Can be killed and resumed.
+
+    Example: [cyan]afire detect bench --data packs/childcxr --data packs/nih --methods all --out bench[/cyan]
+
+    Nothing is chosen on test films: scores are the published ones, thresholds come from held-out normal films.
+    """
+    from afire.cli.options import parse_seeds
+    from afire.files import folder_lock
+    from afire.studies import detect_bench as study
+    from afire.studies.recorded import run_planned, step_path
+    from afire.studies.steps import log_steps
+
+    names = study.parse_methods(methods)
+    asked = study.Bench(
+        out=out,
+        sets=[study.open_set(text, out) for text in data],
+        methods=names,
+        seeds=parse_seeds(seeds),
+        tera_flops=budget,
+        length=length,
+        weights=weights,
+        preset=preset or "small",
+        settings=study.settings_by_method(overrides or (), names),
+    )
+    fits = {(films.name, name): study.plan_fit(asked, films, name) for films in asked.sets for name in names}
+    steps = study.plan_steps(asked, fits, machine=("--device", device))
+    if plan:
+        _show_steps(steps, out)
+        return
+    with folder_lock(out, "the bench in"):
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
+        outcome = run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
+        _write_bench(asked, fits, quiet)
+    _end(outcome, lambda name: step_path(out, name, "log"))
+
+
+def _write_bench(asked: Bench, fits: Mapping[tuple[str, str], Fit], quiet: bool) -> None:
+    from afire.cli.options import console
+    from afire.report.detect_bench import show_bench, write_bench
+    from afire.studies.detect_bench import collect, facts
+
+    tables = collect(asked, fits)
+    if not tables:
+        return
+    page = write_bench(asked.out, tables, facts(asked))
+    if not quiet:
+        show_bench(console(), tables)
+        print_line(page)
+
+
 def reproduce(
     target: Annotated[Asked, typer.Argument(help="A table or a figure of the paper, or all of them.")],
     on: Annotated[
@@ -256,9 +341,9 @@ def reproduce(
     """
     from afire.cli.options import parse_fractions, parse_seeds
     from afire.files import folder_lock
+    from afire.studies.recorded import run_planned, step_path
     from afire.studies.reproduce_plan import Request, check_films
     from afire.studies.reproduce_plan import plan as plan_steps
-    from afire.studies.reproduce_run import run_planned, step_path
     from afire.studies.reproduce_sets import DATASETS, scale_for
     from afire.studies.steps import log_steps
 
@@ -317,7 +402,7 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
 
 
 def _show_steps(steps: list[PlannedStep], out: Path) -> None:
-    from afire.studies.reproduce_run import is_done, read_step, step_hashes
+    from afire.studies.recorded import is_done, read_step, step_hashes
 
     hashes = step_hashes(steps, out)
     for step in steps:

@@ -196,6 +196,16 @@ class AnomalyDetector(nn.Module, ABC):
         """One with its networks, on the device; where they are trained first, on the films of ``subsets.fit``."""
 
     @classmethod
+    def length(cls, pretrained: bool) -> str | None:
+        """The setting that says how many epochs it trains, from ``pretrained`` networks or not; None: it does not."""
+        return None
+
+    @classmethod
+    def training_flops(cls, config: Config, settings: DetectorConfig) -> float:
+        """Counted FLOPs of one film in one update of its training; 0 where it trains nothing."""
+        return 0.0
+
+    @classmethod
     def remarks(cls, task: FitTask) -> Iterator[str]:
         """What a user must know about a fit of this kind from these weights; mostly nothing."""
         yield from ()

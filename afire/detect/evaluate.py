@@ -10,6 +10,7 @@ Shapes: N test films, R rows of the table, B bootstrap draws.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import pandas as pd
 from afire.data.keys import most_seen
 from afire.data.pack import Films
 from afire.data.splits import Split
+from afire.detect.base import BATCH, AnomalyDetector
 from afire.detect.localise import (
     CHOSEN,
     Localisation,
@@ -39,6 +41,7 @@ from afire.detect.protocol import (
     TRIVIAL,
     Name,
     TestFilms,
+    balanced_by_view,
     look_plainly,
     missing,
     pa_only,
@@ -72,6 +75,7 @@ class EvalTask:
     name: str | None = None
     device: str = "auto"
     draws: int = m.DRAWS
+    balance: Literal["view"] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
     if task.protocol == "chexpert250":
         films.manifest = pa_only(films.manifest)
     test = plan_test(films.manifest, task.split, task.protocol)
+    if task.balance is not None:
+        test = balanced_by_view(films.manifest, test)
     split = task.split if task.split is not None else test.split
     logger.info("%s: %s normal and %s abnormal films", test.message, *_counts(test).values())
     places = find_places(films, test.rows)
@@ -315,6 +321,8 @@ def _result(
     runs = [_run_result(run, number, test, test_hash, chosen) for number, run in enumerate(measured)]
     config: dict[str, Any] = {
         "protocol": test.protocol,
+        "balance": task.balance,
+        "films_per_second": _films_per_second(first, films, test),
         "detector": first.method,
         "procedure": first.origin.get("procedure", "afire"),
         "flops": first.cost(),
@@ -354,6 +362,15 @@ def _result(
             "pretraining": most_seen(run.pretraining for run in measured).as_dict(),
         },
     )
+
+
+def _films_per_second(detector: AnomalyDetector, films: Films, test: TestFilms) -> float:
+    """Of scoring a batch that is in memory, after one to warm up."""
+    images = films.batch(test.rows[:BATCH])
+    detector.score(images, restore=False)
+    start = time.perf_counter()
+    detector.score(images, restore=False)
+    return len(images) / (time.perf_counter() - start)
 
 
 def _run_result(run: Measured, number: int, test: TestFilms, test_hash: str, chosen: Line) -> RunResult:

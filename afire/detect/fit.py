@@ -82,7 +82,7 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
         training = task.config.training
         batch = batch_of(training.batch_size, len(subsets.fit), training.accumulate)
         recipe = task.config.model_copy(update={"training": training.model_copy(update=batch)})
-        config = _for_detection(recipe, task.settings)
+        config = for_detection(recipe, task.settings)
     else:
         config = adaptation(task.config, task.settings, len(subsets.fit))
     train_networks(task, subsets, config, start=_start(task))
@@ -139,7 +139,7 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
             "freeze_last_layer_epochs": 0,
         }
     )
-    return _for_detection(config.model_copy(update={"training": training}), settings, teacher_temperature_epochs=0)
+    return for_detection(config.model_copy(update={"training": training}), settings, teacher_temperature_epochs=0)
 
 
 def batch_of(asked: int, films: int, accumulate: int) -> dict[str, int]:
@@ -156,7 +156,7 @@ def _read_once(films: Films, rows: Rows) -> None:
             pass
 
 
-def _for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
+def for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
     """The same with the lesions of detection and its classifier, if the method has any, and a run that keeps little."""
     changes = {
         "seed": settings.seed,

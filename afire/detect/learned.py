@@ -96,19 +96,26 @@ class LearnedDetector(AnomalyDetector):
 
     @classmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:
-        config = cls.config_of(task, len(subsets.fit))
+        config = cls.config_of(task.config, task.settings, len(subsets.fit))
         detector = cls(config, task.settings)
         trained = train_networks(task, subsets, config, cls.Networks, cls.first_weights(task))
         detector.model.load_state_dict(trained)
         return detector.to(pick_device(task.device))
 
     @classmethod
-    def config_of(cls, task: FitTask, films: int) -> Config:
+    def length(cls, pretrained: bool) -> str:
+        return "train.epochs"
+
+    @classmethod
+    def training_flops(cls, config: Config, settings: DetectorConfig) -> float:
+        return cls.Networks(cls.config_of(config, settings)).flops()
+
+    @classmethod
+    def config_of(cls, config: Config, settings: DetectorConfig, films: int | None = None) -> Config:
         """The settings of the training: those of the detector in the form that the loop reads."""
-        settings = task.settings
         assert isinstance(settings, LearnedConfig)
         recipe = settings.train
-        batch = batch_of(recipe.batch_size, films, recipe.accumulate)
+        batch = batch_of(recipe.batch_size, films or recipe.batch_size, recipe.accumulate)
         training = TrainingConfig(
             epochs=recipe.epochs,
             **batch,
@@ -129,7 +136,7 @@ class LearnedDetector(AnomalyDetector):
             "options": getattr(settings, cls.method).model_dump(),
             "run": RunConfig(picture_epochs=0, probe_epochs=0, keep_checkpoints=1),
         }
-        return task.config.model_copy(update=changes)
+        return config.model_copy(update=changes)
 
     @classmethod
     def first_weights(cls, task: FitTask) -> Start | None:

@@ -28,7 +28,7 @@ from typing_extensions import Self
 from afire.config import Config
 from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
 from afire.detect.choose import unchosen
-from afire.detect.fit import adapted
+from afire.detect.fit import adapted, for_detection
 from afire.detect.normals import Fitted, Standard
 from afire.errors import UserError
 from afire.methods import Method, make_method
@@ -393,6 +393,15 @@ class MapDetector(AnomalyDetector):
     @classmethod
     def build(cls, config: Config, settings: DetectorConfig) -> Self:
         return cls(make_method(config), settings)
+
+    @classmethod
+    def length(cls, pretrained: bool) -> str:
+        return "adapt.epochs" if pretrained else "training.epochs"
+
+    @classmethod
+    def training_flops(cls, config: Config, settings: DetectorConfig) -> float:
+        assert isinstance(settings, DetectConfig)
+        return make_method(for_detection(config, settings)).flops()
 
     @classmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:

@@ -18,7 +18,7 @@ Shapes: N films, P pixels of a thumbnail.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +42,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
 TRIVIAL = {
+    "view": "AP films are more abnormal than PA films: who cannot stand is filmed lying",
     "metadata": "Mahalanobis distance of the original width and height (log) from those of normal films",
     "area": "minus the area of the original film: smaller is more abnormal",
     "blur": "minus the variance of the Laplacian at 128 px",
@@ -64,6 +65,7 @@ class Plain:
     thumbnails: NDArray[np.float32]  # (N, 32 * 32), each of mean 0 and sd 1
     small_thumbnails: NDArray[np.float32]  # (N, 16 * 16)
     sides: Floats | None  # (N, 2): original width and height
+    lying: Floats | None  # (N,): 1 for AP films, 0 for PA films
     file_bytes: Floats | None  # (N,)
 
 
@@ -82,6 +84,7 @@ def look_plainly(films: Films, rows: Rows) -> Plain:
         torch.cat(thumbnails).numpy(),
         torch.cat(small).numpy(),
         _sides(films.manifest, rows),
+        _lying(films.manifest, rows),
         _jpeg_bytes(films.manifest, rows),
     )
 
@@ -92,6 +95,7 @@ def trivial_scores(plain: Plain, fit: Rows) -> dict[str, Floats]:
     Without any, only those detectors remain that need none.
     """
     recipes: dict[str, Callable[[], Floats | None]] = {
+        "view": lambda: plain.lying,
         "metadata": lambda: _metadata(plain.sides, fit),
         "area": lambda: -plain.sides.prod(axis=1) if plain.sides is not None else None,
         "blur": lambda: -plain.blur,
@@ -181,6 +185,20 @@ def _sides(manifest: Manifest, rows: Rows) -> Floats | None:
         return None
 
 
+def views_of(manifest: Manifest, rows: Rows) -> NDArray[np.object_]:
+    """AP, PA or another word for each film."""
+    views: NDArray[np.object_] = manifest.table["view"].to_numpy(dtype=object)[rows]
+    return views
+
+
+def _lying(manifest: Manifest, rows: Rows) -> Floats | None:
+    """1 for AP, 0 for PA; None where a film is neither, or all are the same."""
+    views = views_of(manifest, rows)
+    if set(views.tolist()) != {"AP", "PA"}:
+        return None
+    return (views == "AP").astype(np.float64)
+
+
 def _jpeg_bytes(manifest: Manifest, rows: Rows) -> Floats | None:
     names = manifest.table["image"].iloc[rows].str.lower()
     if not names.str.endswith(_JPEG).all():
@@ -255,6 +273,24 @@ def _labelled(
         if not (truth == value).any():
             raise UserError(f"no test film is labelled {word}; a detector is tested on normal and abnormal films.")
     return TestFilms(protocol, message, known, truth, train[normal[train] == 1], split)
+
+
+def balanced_by_view(manifest: Manifest, test: TestFilms) -> TestFilms:
+    """The test films with as many normal ones as abnormal ones of each view, so that the view gives nothing away.
+
+    Within a view all films of the smaller class stay, and as many of the larger one, drawn with seed 0.
+    """
+    views, generator = views_of(manifest, test.rows), np.random.default_rng([0, 7])
+    kept: list[Rows] = []
+    for view in sorted({str(view) for view in views if view in ("AP", "PA")}):
+        classes = [np.flatnonzero((views == view) & (test.truth == value)) for value in (0, 1)]
+        count = min(map(len, classes))
+        kept += [generator.permutation(places)[:count] for places in classes]
+    places = np.sort(np.concatenate(kept)) if kept else np.empty(0, np.int64)
+    if len(places) == 0:
+        raise UserError("--balance view: no view has normal and abnormal test films; does the manifest say the views?")
+    message = f"{test.message}, views balanced"
+    return replace(test, message=message, rows=test.rows[places], truth=test.truth[places])
 
 
 def pa_only(manifest: Manifest) -> Manifest:

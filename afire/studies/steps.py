@@ -44,7 +44,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: exit code (below 0: a signal), seconds by the clock and of all processors.
+    """How a process ended: exit code (below 0: a signal), seconds by the clock and of all processors, memory.
 
     ``stopped``: a signal to the runner ended it.
     """
@@ -53,6 +53,7 @@ class Ended:
     seconds: float
     processor_seconds: float
     stopped: bool = False
+    peak_bytes: int = 0
 
 
 class Step(ABC):
@@ -286,7 +287,9 @@ class _Child:
         if not pid:
             return None
         self._process.returncode = os.waitstatus_to_exitcode(status)
-        return Ended(self._process.returncode, time.monotonic() - self.started, usage.ru_utime + usage.ru_stime)
+        peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        seconds = time.monotonic() - self.started
+        return Ended(self._process.returncode, seconds, usage.ru_utime + usage.ru_stime, peak_bytes=peak)
 
     def ask_to_stop(self) -> None:
         self._process.terminate()

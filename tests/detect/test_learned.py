@@ -149,7 +149,7 @@ def test_what_was_killed_is_resumed_to_the_same_scores(method: str, phantoms: Pa
 def test_the_seed_decides_the_weights(method: str, phantoms: PackedFilms) -> None:
     def weights(seed: int) -> Tensor:
         task = task_of(method, phantoms, Path("nowhere"), f"seed={seed}")
-        learner = DETECTORS[method].Networks(DETECTORS[method].config_of(task, 64))
+        learner = DETECTORS[method].Networks(DETECTORS[method].config_of(task.config, task.settings, 64))
         return torch.cat([parameter.detach().flatten() for parameter in learner.parameters()])
 
     torch.manual_seed(1)
@@ -164,7 +164,7 @@ def test_every_parameter_that_is_trained_gets_a_gradient(method: str, phantoms: 
     from afire.methods.base import Keys
 
     task = task_of(method, phantoms, Path("nowhere"))
-    learner = DETECTORS[method].Networks(DETECTORS[method].config_of(task, 64))
+    learner = DETECTORS[method].Networks(DETECTORS[method].config_of(task.config, task.settings, 64))
     rows = torch.arange(4)
     reached: set[str] = set()
     for turn in learner.turns:

@@ -23,7 +23,7 @@ from afire.studies.reproduce_plan import (
     possible_targets,
     with_finished,
 )
-from afire.studies.reproduce_run import PlannedStep, StepFile, step_hashes
+from afire.studies.recorded import PlannedStep, StepFile, step_hashes
 from afire.studies.reproduce_sets import DATASETS, OURS, PAPER, PHANTOM, QUICK, TARGETS, column, published, scale_for
 
 COMMAND: click.Command = get_command(app)  # made once: it is all of the command line

@@ -1,6 +1,8 @@
-"""What `afire reproduce` runs: `afire` commands with names, each with a file that says how far it came, with what.
+"""Recorded steps: `afire` commands with names, each with a file that says how far it came, with what.
 
-OUT/steps/NAME.json    state, command, a hash of the command and of everything it started from, seconds
+What `afire reproduce` and `afire detect bench` run.
+
+OUT/steps/NAME.json    state, command, a hash of the command and of everything it started from, seconds, memory
 OUT/steps/NAME.log     what the command said
 
 What is done is done only for the same command and the same films; anything else in the same folder is refused.
@@ -14,6 +16,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from afire.errors import UserError
@@ -60,6 +63,8 @@ class StepFile:
     hash: str
     command: str
     seconds: float
+    processor_seconds: float = 0.0
+    peak_bytes: int = 0  # of memory
 
     def write(self, out: Path, name: str) -> None:
         write_json(step_path(out, name), {"format": FORMAT, **vars(self)})
@@ -134,20 +139,32 @@ def _differing(before: str, now: str) -> tuple[str, str]:
 _SECONDS_TO_SAVE = SECONDS_TO_SAVE + 60  # a step may itself run steps that save
 
 
-def run_planned(planned: Sequence[PlannedStep], out: Path, report: Report) -> Outcome:
-    """Run what is not done yet, in order. What does not fit to earlier starts is refused before anything is run."""
+def run_planned(
+    planned: Sequence[PlannedStep],
+    out: Path,
+    report: Report,
+    *,
+    jobs: int = 1,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome:
+    """Run what is not done yet, in order, ``jobs`` side by side.
+
+    What does not fit to earlier starts is refused before anything is run. Commands see ``environment`` too.
+    """
     hashes = step_hashes(planned, out)
     for step in planned:
         refuse_another(out, step, read_step(out, step.name), hashes[step.name])
-    steps = [RecordedStep(step, out, hashes[step.name]) for step in planned]
-    return run_steps(steps, report, grace=_SECONDS_TO_SAVE)
+    steps = [RecordedStep(step, out, hashes[step.name], environment) for step in planned]
+    return run_steps(steps, report, jobs=jobs, grace=_SECONDS_TO_SAVE)
 
 
 class RecordedStep(Step):
     """A planned step with its file in ``out``."""
 
-    def __init__(self, planned: PlannedStep, out: Path, digest: str) -> None:
-        self.planned, self.out, self.digest = planned, out, digest
+    def __init__(
+        self, planned: PlannedStep, out: Path, digest: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.planned, self.out, self.digest, self.environment = planned, out, digest, environment
         self.name, self.needs = planned.name, planned.needs
         self.before = read_step(out, planned.name)
 
@@ -162,17 +179,18 @@ class RecordedStep(Step):
         step = self.planned
         if self.before is not None and step.complete is not None and step.complete.exists():
             return None  # an earlier start ended just before it could say so
-        self._write("begun", 0.0)
+        self._write("begun", Ended(0, 0.0, 0.0))
         words = (*step.words, *step.machine, *(step.resume if self.is_begun() else ()))
-        return Command(words, step_path(self.out, self.name, "log"), self.out / STEPS)
+        log, lock = (step_path(self.out, self.name, ending) for ending in ("log", "lock"))
+        return Command(words, log, lock, environment=self.environment)
 
     def ended(self, how: Ended) -> bool:
         if how.code or how.stopped:
-            self._write("begun", how.seconds)
+            self._write("begun", how)
             return False
         for source, target in self.planned.keeps:
             write_atomic(target, lambda path, source=source: _copy(source, path))  # type: ignore[misc]
-        self._write("done", how.seconds)
+        self._write("done", how)
         return True
 
     def seconds(self) -> float:
@@ -182,10 +200,17 @@ class RecordedStep(Step):
     def announcement(self) -> str:
         return self.planned.command
 
-    def _write(self, state: Literal["begun", "done"], seconds: float) -> None:
-        """``seconds`` of this start come on top of those of earlier ones."""
-        spent = self.before.seconds if self.before is not None else 0.0
-        StepFile(state, self.digest, self.planned.command, round(spent + seconds, 2)).write(self.out, self.name)
+    def _write(self, state: Literal["begun", "done"], how: Ended) -> None:
+        """What this start took comes on top of what earlier ones did."""
+        before = self.before or StepFile("begun", "", "", 0.0)
+        StepFile(
+            state,
+            self.digest,
+            self.planned.command,
+            round(before.seconds + how.seconds, 2),
+            round(before.processor_seconds + how.processor_seconds, 2),
+            max(before.peak_bytes, how.peak_bytes),
+        ).write(self.out, self.name)
 
 
 def _copy(source: Path, target: Path) -> None:
