@@ -15,7 +15,14 @@ from afire.data.sources.lists import build_chexpert
 from afire.data.splits import random_split
 from afire.detect import protocol
 from afire.detect.fit import detection_subsets
-from afire.detect.protocol import check_unseen, chexpert_split, pa_only, plan_test, seen_in_pretraining
+from afire.detect.protocol import (
+    balanced_by_view,
+    check_unseen,
+    chexpert_split,
+    pa_only,
+    plan_test,
+    seen_in_pretraining,
+)
 from afire.errors import UserError
 from tests.data.sources.test_chexpert import HEADER, SET
 
@@ -129,3 +136,25 @@ def test_a_set_that_is_not_chexpert_is_a_sentence(films: PackedFilms) -> None:
     with pytest.raises(UserError, match="leave out --split"):
         plan_test(films.manifest, random_split(films.manifest), protocol="chexpert250")
     assert pd.isna(pa_only(films.manifest).table["normal"]).all(), "no film here has a view"
+
+
+def test_views_are_balanced_within_each_view(films: PackedFilms) -> None:
+    rng = np.random.default_rng(0)
+    views = np.where(rng.random(120) < 0.3 + 0.4 * (films.manifest.table["normal"] == 0), "AP", "PA")
+    manifest = Manifest(films.manifest.table.assign(view=views), films.manifest.root)
+    whole = plan_test(manifest, protocol="all")
+    test = balanced_by_view(manifest, whole)
+    for view in ("AP", "PA"):
+        of_view = views[test.rows] == view
+        normal, abnormal = (int((of_view & (test.truth == value)).sum()) for value in (0, 1))
+        in_all = [int(((views[whole.rows] == view) & (whole.truth == value)).sum()) for value in (0, 1)]
+        assert normal == abnormal == min(in_all)
+    assert set(test.rows) < set(whole.rows) and "views balanced" in test.message
+    assert np.array_equal(test.rows, balanced_by_view(manifest, whole).rows)
+    assert np.array_equal(test.truth, 1 - manifest.table["normal"].to_numpy()[test.rows])
+
+
+def test_films_without_a_view_cannot_be_balanced(films: PackedFilms) -> None:
+    manifest = Manifest(films.manifest.table.assign(view=""), films.manifest.root)
+    with pytest.raises(UserError, match="no view has normal and abnormal test films"):
+        balanced_by_view(manifest, plan_test(manifest))

@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.ndimage import laplace
 from sklearn.decomposition import PCA
 
-from afire.data.manifest import make_manifest
+from afire.data.manifest import Manifest, make_manifest
 from afire.data.pack import DecodedFilms, PackedFilms
 from afire.detect.protocol import TRIVIAL, look_plainly, missing, trivial_scores
 
@@ -75,3 +75,12 @@ def test_jpeg_size(tmp_path: Path) -> None:
     assert any("32 x 32" in reason for reason in missing(plain, np.array([0, 1])))
     (tmp_path / "rough.jpg").unlink()
     assert look_plainly(DecodedFilms(manifest, 32), np.array([0])).file_bytes is not None
+
+
+def test_the_view_alone_is_a_detector(films: PackedFilms) -> None:
+    views = np.where(np.arange(120) % 3 == 0, "AP", "PA")
+    seen = PackedFilms(films.folder)
+    seen.manifest = Manifest(seen.manifest.table.assign(view=views), seen.manifest.root)
+    scores = trivial_scores(look_plainly(seen, np.arange(120)), NORMALS)
+    assert np.array_equal(scores["view"], np.arange(120) % 3 == 0)
+    assert "view" not in trivial_scores(look_plainly(films, np.arange(120)), NORMALS), "these do not say their views"

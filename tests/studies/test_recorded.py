@@ -23,7 +23,7 @@ from afire.studies.steps import Event, Outcome
 PROGRAM = """
 import pathlib, signal, sys, time
 lock, words = sys.argv[1], sys.argv[3:]
-with open(pathlib.Path(lock) / "called", "a") as stream:
+with open(pathlib.Path(lock).parent / "called", "a") as stream:
     stream.write(" ".join(words) + chr(10))
 if words[0] == "fail":
     print("error: it cannot be.")
@@ -34,6 +34,10 @@ if words[0] == "wait":
     time.sleep(60)
 if words[0] == "write":
     pathlib.Path(words[1]).write_text(words[2])
+if words[0] == "meet":
+    pathlib.Path(words[1]).touch()
+    while not pathlib.Path(words[2]).exists():
+        time.sleep(0.01)
 """
 
 
@@ -148,3 +152,17 @@ def test_a_truncated_step_file_is_none(tmp_path: Path) -> None:
     step_path(tmp_path, "a").parent.mkdir(parents=True)
     step_path(tmp_path, "a").write_text('{"format": 1, "sta')
     assert read_step(tmp_path, "a") is None
+
+
+def test_what_a_step_took_is_written_down(tmp_path: Path) -> None:
+    run([PlannedStep("first", ("a",))], tmp_path)
+    record = read_step(tmp_path, "first")
+    assert record is not None and record.processor_seconds > 0 and record.peak_bytes > 1_000_000
+
+
+def test_steps_run_side_by_side(tmp_path: Path) -> None:
+    """Two that wait for each other's file could never end one after the other."""
+    files = [str(tmp_path / name) for name in ("here", "there")]
+    steps = [PlannedStep("one", ("meet", *files)), PlannedStep("two", ("meet", *reversed(files)))]
+    outcome = run_planned(steps, tmp_path, lambda event: None, jobs=2, environment={"OMP_NUM_THREADS": "1"})
+    assert set(outcome.seconds) == {"one", "two"}
