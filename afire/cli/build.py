@@ -177,6 +177,22 @@ def mimic(
     _build("mimic", root, out, quiet, uncertain=uncertain, blank=blank, all_views=all_views)
 
 
+@build_app.command("rsna")
+def rsna(
+    root: RootFolder,
+    out: Out,
+    images: Images = "",
+    headers: Headers = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """RSNA pneumonia challenge: normal, lung opacity with boxes, or not normal; patients from its file of mappings.
+
+    Example: [cyan]afire data build rsna --root rsna --out rsna.parquet --headers[/cyan]
+    """
+    _build("rsna", root, out, quiet, images=images, headers=headers)
+
+
 @build_app.command("siim")
 def siim(
     root: RootFolder,

@@ -5,7 +5,10 @@ Unsupervised Anomaly Detection", ICCV 2019). Every place of the encoder's map as
 memory items, weighted by their likeness to it, small weights set to nothing. What no mix of few normal patterns
 explains is drawn badly. A film's score is its mean squared restoration error.
 
-Ours: group in place of batch normalisation, and nearest-neighbour doubling in place of transposed convolutions.
+Ours: a temperature of the likeness. As printed, the weights are a softmax of cosines, of which none can be more than
+e^2 times another: a place is then a mix of nearly all items, and the memory holds little back. ``memae.temperature`` 1
+is as printed. Also group in place of batch normalisation, and nearest-neighbour doubling in place of transposed
+convolutions.
 
 Shapes: B films, s x s pixels as the networks see them, Q places that ask, D channels, N items of the memory.
 """
@@ -48,6 +51,7 @@ class MemAESettings(Section):
     shrink: float = Field(
         1.0, ge=0, le=3, description="weights below this share of 1 / items are set to nothing; 0 = none are"
     )
+    temperature: float = Field(0.1, gt=0, description="of the likeness between places and items; 1 = as printed")
     entropy: float = Field(2e-4, ge=0, description="weight of the loss that asks for few items at each place")
 
 
@@ -64,10 +68,10 @@ class MemAEConfig(LearnedConfig):
 class PatternMemory(nn.Module):
     """Queries (..., D) -> mixes of the memory's items (..., D), and the weights of the items (..., N)."""
 
-    def __init__(self, items: int, width: int, shrink: float) -> None:
+    def __init__(self, items: int, width: int, shrink: float, temperature: float) -> None:
         super().__init__()
         self.items = nn.Parameter(torch.zeros(items, width))
-        self.shrink = shrink / items
+        self.shrink, self.temperature = shrink / items, temperature
 
     def initialise(self, generator: torch.Generator) -> None:
         """Uniform, as long as a linear layer's rows."""
@@ -76,7 +80,7 @@ class PatternMemory(nn.Module):
 
     def forward(self, queries: Tensor) -> tuple[Tensor, Tensor]:
         likeness = F.normalize(queries, dim=-1) @ F.normalize(self.items, dim=-1).T
-        weights = shrunken(likeness.softmax(dim=-1), self.shrink)
+        weights = shrunken((likeness / self.temperature).softmax(dim=-1), self.shrink)
         return weights @ self.items, weights
 
 
@@ -106,7 +110,7 @@ class MemoryAutoencoder(Learner):
         widths = [self.options.width * 2**stage for stage in range(3)]
         self.side = check_halvings(config, self.options.side, len(widths), "memae")
         self.encoder, self.decoder = ConvEncoder(1, widths), ConvDecoder(1, widths)
-        self.memory = PatternMemory(self.options.items, widths[-1], self.options.shrink)
+        self.memory = PatternMemory(self.options.items, widths[-1], self.options.shrink, self.options.temperature)
         self.entropy = self.options.entropy
         generator = torch.Generator().manual_seed(config.seed)
         initialise_conv(self, generator)

@@ -15,7 +15,7 @@ from typing import Any
 
 from afire.data.manifest import Manifest
 from afire.data.sources.folders import build_childcxr, build_classes, build_folder, build_lungmasks, build_siim
-from afire.data.sources.lists import build_chexpert, build_mimic, build_nih
+from afire.data.sources.lists import build_chexpert, build_mimic, build_nih, build_rsna
 from afire.data.sources.table import Columns, build_table
 from afire.errors import UserError
 
@@ -30,6 +30,7 @@ __all__ = [
     "build_lungmasks",
     "build_mimic",
     "build_nih",
+    "build_rsna",
     "build_siim",
     "build_table",
 ]
@@ -42,6 +43,7 @@ BUILDERS: Mapping[str, Callable[..., Manifest]] = {
     "nih": build_nih,
     "chexpert": build_chexpert,
     "mimic": build_mimic,
+    "rsna": build_rsna,
     "siim": build_siim,
     "lungmasks": build_lungmasks,
     "shenzhen": build_lungmasks,

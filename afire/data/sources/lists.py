@@ -1,4 +1,4 @@
-"""Builders of public sets with official lists: CheXpert, MIMIC-CXR-JPG, NIH ChestX-ray14."""
+"""Builders of public sets with tables of their own: CheXpert, MIMIC-CXR-JPG, NIH ChestX-ray14, RSNA pneumonia."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from afire.data.sources.table import (
     ages,
     normal_from,
     raw_findings,
+    read_headers,
     sexes,
     with_policy,
 )
 from afire.errors import UserError
-from afire.files import require_folder
+from afire.files import read_json, require_folder
 
 logger = logging.getLogger(__name__)
 
@@ -311,3 +312,74 @@ def _boxes(root: Path) -> dict[str, str]:
         label = _BOX_NAMES.get(label.strip(), label.strip())
         boxes.setdefault(strip_ending(name), []).append({"label": label, "x": x, "y": y, "w": w, "h": h})
     return {name: json.dumps(listed) for name, listed in boxes.items()}
+
+
+OPACITY = "Lung Opacity"
+RSNA_NORMAL = "1 in the class Normal, 0 in the others, as radiologists read the film"
+_RSNA_CLASSES = ("Normal", OPACITY, "No Lung Opacity / Not Normal")
+_RSNA_LABELS, _RSNA_DETAILS = "stage_2_train_labels.csv", "stage_2_detailed_class_info.csv"
+_RSNA_MAPPINGS = "pneumonia-challenge-dataset-mappings_2018.json"
+
+
+def build_rsna(root: Path, *, images: str = "", headers: bool = False) -> Manifest:
+    """RSNA pneumonia challenge (Shih et al. 2019): films ``<patientId>.dcm`` (or .png, .jpg) anywhere below ``root``,
+    read by radiologists as normal, with a lung opacity (boxes), or not normal without one.
+
+    What the tables call a patient is a film. The films are of NIH ChestX-ray14, and the file of mappings names the
+    patients there; without it every film is its own patient, and films of one patient may come apart in a split. There
+    is no official test list with labels. ``headers`` reads the views from DICOM: opacities are more often filmed AP.
+    """
+    require_folder(root, "root")
+    path = find_source(root, [_RSNA_LABELS], "the table of boxes of the RSNA pneumonia challenge")
+    details = find_source(root, [_RSNA_DETAILS], "the table of classes of the RSNA pneumonia challenge")
+    classes = read_source(details, ["patientId", "class"]).drop_duplicates()
+    unknown = sorted(set(classes["class"]) - set(_RSNA_CLASSES))
+    if unknown:
+        raise UserError(f"{details} names the class {unknown[0]!r}; expected {', '.join(_RSNA_CLASSES)}.")
+    if classes["patientId"].duplicated().any():
+        film = classes["patientId"][classes["patientId"].duplicated()].iloc[0]
+        raise UserError(f"{details} puts the film {film} into two classes.")
+    table = pd.DataFrame({"image": classes["patientId"].to_numpy(), "class": classes["class"].to_numpy()})
+    boxes = _rsna_boxes(path)
+    table["boxes"] = [boxes.get(film, "") for film in table["image"]]
+    patients = _rsna_patients(root)
+    table["patient"] = [patients.get(film, "") for film in table["image"]]
+    table["normal"] = (table["class"] == "Normal").astype("float64")
+    table[LABEL_PREFIX + OPACITY] = (table.pop("class") == OPACITY).astype("float64")
+    table = keep_present(table, table["image"].map(by_name(list_films(root, images), root)), root, details)
+    if headers:
+        table["view"] = read_headers(root, table["image"].tolist())["view"]
+    return make_manifest(table, root, about("rsna", RSNA_NORMAL, images=images, headers=headers))
+
+
+def _rsna_boxes(path: Path) -> dict[str, str]:
+    """Cells of the column ``boxes`` by film; a row without numbers is a film without an opacity."""
+    source = read_source(path, ["patientId", "x", "y", "width", "height", "Target"])
+    pixels = source[["x", "y", "width", "height"]].apply(pd.to_numeric, errors="coerce")
+    drawn = (source["Target"].str.strip() == "1").to_numpy()
+    if pixels[drawn].isna().any(axis=None):
+        row = int(np.flatnonzero(drawn & pixels.isna().any(axis=1).to_numpy())[0])
+        raise UserError(f"{path} has a box that is not four numbers, in row {row + 1}.")
+    boxes: dict[str, list[dict[str, object]]] = {}
+    fractions = np.round(pixels[drawn].to_numpy("float64") / _BOX_FRAME, 6)
+    for film, (x, y, w, h) in zip(source["patientId"][drawn], fractions.tolist(), strict=True):
+        boxes.setdefault(film, []).append({"label": OPACITY, "x": x, "y": y, "w": min(w, 1 - x), "h": min(h, 1 - y)})
+    return {film: json.dumps(listed) for film, listed in boxes.items()}
+
+
+def _rsna_patients(root: Path) -> dict[str, str]:
+    """Patients of NIH ChestX-ray14 by film, where the file of mappings is there."""
+    path = find_optional(root, [_RSNA_MAPPINGS])
+    if path is None:
+        logger.warning(
+            "no %s in %s: patients are unknown, every film counts as one, and films of one patient may come apart in a "
+            "split",
+            _RSNA_MAPPINGS,
+            root,
+        )
+        return {}
+    listed = read_json(path)
+    try:
+        return {str(film["subset_img_id"]): str(film["img_id"]).partition("_")[0].lstrip("0") for film in listed}
+    except (KeyError, TypeError):
+        raise UserError(f"{path} does not list subset_img_id and img_id of each film; download it again.") from None
