@@ -36,7 +36,7 @@ NUMBERS = "detect.json"
 SPLIT = "split.json"
 PLAIN, BALANCED = "result", "balanced"
 _TERA = 1e12
-_FEWEST_OF_A_VIEW = 20
+_FEWEST_OF_A_VIEW = 10
 
 
 @dataclass(frozen=True)

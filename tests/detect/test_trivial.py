@@ -56,7 +56,7 @@ def test_pixel_gaussian_and_pca_like_the_slow_way(films: PackedFilms, plain) -> 
 
 def test_rows_that_the_data_do_not_allow_are_left_out_and_said(plain) -> None:
     scores = trivial_scores(plain, NORMALS)
-    assert set(TRIVIAL) - set(scores) == {"jpeg size"}
+    assert set(TRIVIAL) - set(scores) == {"jpeg size", "view"}
     assert any("JPEG" in reason for reason in missing(plain, NORMALS))
     nothing = np.empty(0, np.int64)
     assert set(trivial_scores(plain, nothing)) == {"area", "blur"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydicom.dataset import FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian
+from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from afire.data.manifest import Box, parse_boxes
 from afire.data.sources.lists import OPACITY, build_rsna
@@ -80,6 +80,8 @@ def test_views_come_from_the_headers(rsna: Path) -> None:
         film = Dataset()
         film.file_meta = FileMetaDataset()
         film.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        film.file_meta.MediaStorageSOPClassUID = film.SOPClassUID = ComputedRadiographyImageStorage
+        film.file_meta.MediaStorageSOPInstanceUID = film.SOPInstanceUID = generate_uid()
         film.PatientID, film.ViewPosition, film.Modality = name, "AP" if name == "bbb" else "PA", "CR"
         film.Rows = film.Columns = 4
         film.PixelData = np.zeros((4, 4), np.uint8).tobytes()
