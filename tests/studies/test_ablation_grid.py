@@ -1,7 +1,11 @@
-"""Each row changes what it says and nothing else; trials are shared where their settings come out the same."""
+"""Each row changes what it says and nothing else; trials are shared where their settings come out the same.
+
+Studies that an earlier version began are read and gone on with.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +14,20 @@ import pytest
 
 from afire.config import Config, load_config
 from afire.errors import UserError
-from afire.files import write_json
+from afire.files import read_json, write_json
 from afire.studies.ablation_grid import (
     FOLDER,
     FULL,
     TABLES,
     TRIAL,
+    Trial,
     begin_study,
     choose_rows,
     known_rows,
     open_study,
     plan_trials,
 )
-from afire.studies.ablation_trial import CLOCK, TrialClock
+from afire.studies.ablation_run import Workers, run_trials
 from tests.studies.conftest import draw_pack
 
 Settings = Callable[..., Config]
@@ -88,29 +93,6 @@ def test_a_truncated_or_foreign_trial_is_not_finished(packed: Path, smallest: Se
     assert trial.result() is None
     write_json(trial.folder / TRIAL, {"format": 1, "key": trial.key})
     assert trial.state() == "finished"
-
-
-def test_time_adds_up_over_starts(tmp_path: Path) -> None:
-    write_json(tmp_path / CLOCK, {"train": 100.0})
-    clock = TrialClock(tmp_path)
-    with pytest.raises(RuntimeError), clock.stage("train"):
-        raise RuntimeError
-    with clock.stage("probe"):
-        pass
-    again = TrialClock(tmp_path).seconds()
-    assert 100 <= again["train"] < 101 and 0 <= again["probe"] < 1
-    (tmp_path / CLOCK).write_text("{")
-    assert TrialClock(tmp_path).seconds() == {}
-
-
-def test_time_is_written_while_a_stage_runs(tmp_path: Path) -> None:
-    import time
-
-    with TrialClock(tmp_path, between_writes=0.01).stage("train"):
-        deadline = time.monotonic() + 10
-        while not (tmp_path / CLOCK).exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
 
 
 ROWS = known_rows()
@@ -196,3 +178,46 @@ def test_a_change_that_does_not_fit_names_its_row(tmp_path: Path) -> None:
 def test_the_rows_are_where_a_checkout_shows_them() -> None:
     shown = Path(__file__).parents[2] / "configs" / "ablations"
     assert shown.resolve() == FOLDER.resolve()
+
+
+# Studies of an earlier version, which called its trials cells.
+OLD = Path(__file__).parents[1] / "fixtures" / "v0" / "ablation"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """``full`` was finished there, ``long`` stopped in its fourth epoch of 24."""
+    return Path(shutil.copytree(OLD, tmp_path / "old"))
+
+
+def planned(old: Path, base: Config) -> tuple[Any, list[Trial]]:
+    study = open_study(old / "pack", old / "study", base, labels=["abnormal"])
+    return study, plan_trials(study, choose_rows(str(old / "long.yaml")), [0])
+
+
+@pytest.mark.slow
+def test_a_begun_study_goes_on(old: Path, smallest: Settings) -> None:
+    study, (full, long) = planned(old, smallest())
+    assert (full.state(), long.state()) == ("finished", "begun") and full.folder.parent.name == "cells"
+    before = (long.folder / "run" / "metrics.jsonl").read_text()
+    outcome = run_trials(study, [long], Workers(1, 1, "cpu"), lambda _: None)
+    assert list(outcome.seconds) == ["long, seed 0"], outcome.failed
+    assert (long.folder / TRIAL).exists() and long.folder.parent.name == "cells"
+    after = (long.folder / "run" / "metrics.jsonl").read_text()
+    assert after.startswith(before) and len(after) > len(before)  # gone on with, not begun anew
+
+
+def test_a_setting_that_came_since_changes_nothing(old: Path, smallest: Settings) -> None:
+    """A version without ``lesions.fade`` gave its trials other keys; they are known by their settings."""
+    (folder,) = (old / "study" / "cells").glob("full-*")
+    folder = folder.rename(folder.with_name("full-seed0-0123456789ab"))
+    for path, section, key in (
+        (folder / "request.json", "config", "0123456789ab"),
+        (folder / "cell.json", "config", "0123456789ab"),
+        (old / "study" / "study.json", "base", None),
+    ):
+        record = read_json(path)
+        del record[section]["lesions"]["fade"]
+        write_json(path, record | ({"key": key} if key else {}))
+    _, (full, _) = planned(old, smallest())
+    assert full.folder == folder and full.state() == "finished"

@@ -19,7 +19,7 @@ from afire.files import write_json
 from afire.studies import ablation_run as ablate_run
 from afire.studies import steps
 from afire.studies.ablation_grid import LOG, TRIAL, Trial, choose_rows, open_study, plan_trials
-from afire.studies.ablation_run import Workers, plan_workers, run_trials
+from afire.studies.ablation_run import CLOCK, TrialClock, Workers, plan_workers, run_trials
 from afire.studies.steps import Event, Outcome
 
 # Stands in for a trial: waits to be asked to stop, then saves and ends as a trial does.
@@ -97,3 +97,24 @@ def test_workers_follow_cores_and_trials(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ablate_run, "_visible_gpus", lambda: ("2", "5"))
     assert plan_workers(None, 1, "auto", 20) == Workers(2, 1, "cuda", ("2", "5"))
     assert plan_workers(None, 1, "cpu", 20) == Workers(8, 1, "cpu")
+
+
+def test_time_adds_up_over_starts(tmp_path: Path) -> None:
+    write_json(tmp_path / CLOCK, {"train": 100.0})
+    clock = TrialClock(tmp_path)
+    with pytest.raises(RuntimeError), clock.stage("train"):
+        raise RuntimeError
+    with clock.stage("probe"):
+        pass
+    again = TrialClock(tmp_path).seconds()
+    assert 100 <= again["train"] < 101 and 0 <= again["probe"] < 1
+    (tmp_path / CLOCK).write_text("{")
+    assert TrialClock(tmp_path).seconds() == {}
+
+
+def test_time_is_written_while_a_stage_runs(tmp_path: Path) -> None:
+    with TrialClock(tmp_path, between_writes=0.01).stage("train"):
+        deadline = time.monotonic() + 10
+        while not (tmp_path / CLOCK).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
