@@ -10,9 +10,9 @@ import typer
 from afire.cli.options import Device, Preset, Quiet, Set, Verbose
 
 if TYPE_CHECKING:
-    from afire.studies.reproduce.plan import Request
-    from afire.studies.reproduce.run import PlannedStep
-    from afire.studies.reproduce.sets import Target
+    from afire.studies.reproduce_plan import Request
+    from afire.studies.reproduce_run import PlannedStep
+    from afire.studies.reproduce_sets import Target
     from afire.studies.steps import Outcome
 
 Asked = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
@@ -64,10 +64,10 @@ def reproduce(
     """
     from afire.cli.options import parse_fractions, parse_seeds
     from afire.files import folder_lock
-    from afire.studies.reproduce.plan import Request, check_films
-    from afire.studies.reproduce.plan import plan as plan_steps
-    from afire.studies.reproduce.run import run_planned
-    from afire.studies.reproduce.sets import DATASETS, scale_for
+    from afire.studies.reproduce_plan import Request, check_films
+    from afire.studies.reproduce_plan import plan as plan_steps
+    from afire.studies.reproduce_run import run_planned
+    from afire.studies.reproduce_sets import DATASETS, scale_for
     from afire.studies.steps import log_steps
 
     scale = scale_for(on, quick).changed(
@@ -115,8 +115,8 @@ def _sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
 
 def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:
     from afire.errors import UserError
-    from afire.studies.reproduce.plan import possible_targets
-    from afire.studies.reproduce.sets import DATASETS, TARGETS
+    from afire.studies.reproduce_plan import possible_targets
+    from afire.studies.reproduce_sets import DATASETS, TARGETS
 
     targets, reasons = possible_targets(TARGETS if target == "all" else (target,), DATASETS[on])
     if target != "all" and reasons:
@@ -125,7 +125,7 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
 
 
 def _show_plan(steps: list[PlannedStep], out: Path) -> None:
-    from afire.studies.reproduce.run import is_done, read_step, step_hashes
+    from afire.studies.reproduce_run import is_done, read_step, step_hashes
 
     hashes = step_hashes(steps, out)
     for step in steps:
@@ -139,9 +139,9 @@ def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: 
 
     from afire.cli.options import console
     from afire.report.reproduce_page import show_targets, write_reproduction
-    from afire.studies.reproduce.collect import collect
-    from afire.studies.reproduce.plan import plan as plan_steps
-    from afire.studies.reproduce.plan import with_finished
+    from afire.studies.reproduce_collect import collect
+    from afire.studies.reproduce_plan import plan as plan_steps
+    from afire.studies.reproduce_plan import with_finished
 
     request, seconds = with_finished(asked, asked.out)
     everything = replace(outcome, seconds={**seconds, **outcome.seconds})
@@ -157,7 +157,7 @@ def _write(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: 
 
 def _facts(request: Request, outcome: Outcome) -> dict[str, str]:
     from afire.progress import format_seconds
-    from afire.studies.reproduce.plan import is_pretrained_once
+    from afire.studies.reproduce_plan import is_pretrained_once
 
     scale, total = request.scale, sum(outcome.seconds.values())
     percents = " / ".join(f"{percent:g}" for percent in scale.fractions)

@@ -16,8 +16,7 @@ from afire.files import read_json, write_json, write_text
 from afire.report.figures.files import FigureFiles, number_table
 from afire.report.table import DASH, DISCLAIMER, Column, Table, facts_table, latex_text, table_of
 from afire.report.table import Row as Line
-from afire.studies.reproduce.collect import Block, Row, TargetReport
-from afire.studies.reproduce.protocol import Difference
+from afire.studies.reproduce_collect import Block, Difference, Row, TargetReport
 from afire.tasks.results import Estimate, to_json
 
 PAGE, NUMBERS = "reproduce.md", "reproduce.json"

@@ -9,8 +9,7 @@ import pytest
 from afire.files import read_json
 from afire.report.reproduce_page import block_latex, block_table, percent_sd, write_reproduction
 from afire.report.table import DISCLAIMER
-from afire.studies.reproduce.collect import Block, Row, TargetReport
-from afire.studies.reproduce.protocol import Difference
+from afire.studies.reproduce_collect import Block, Difference, Row, TargetReport
 from afire.tasks.results import estimate
 
 

@@ -1,4 +1,7 @@
-"""From what steps write to rows of paper against ours: results are written here as the commands would."""
+"""From what steps write to rows of paper against ours: results are written here as the commands would.
+
+Differences of protocol come from what was run.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,18 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from afire.config import load_config, to_yaml
+from afire.config import Config, load_config, to_yaml
 from afire.files import write_json, write_text
-from afire.studies.reproduce.collect import TargetReport, collect
-from afire.studies.reproduce.plan import Request, plan, possible_targets
-from afire.studies.reproduce.sets import DATASETS, PAPER, TARGETS, Target
+from afire.studies.reproduce_collect import (
+    Difference,
+    TargetReport,
+    collect,
+    pretraining_differences,
+    seed_differences,
+    setting_differences,
+)
+from afire.studies.reproduce_plan import Request, plan, possible_targets
+from afire.studies.reproduce_sets import DATASETS, PAPER, TARGETS, Target
 from afire.studies.steps import Outcome
 from afire.tasks.results import Result, RunResult, estimate, to_json, write_result
 from afire.tasks.settings import load_task_config
@@ -144,3 +154,34 @@ def test_what_is_not_finished_says_why(request_: Request) -> None:
     assert collected.unfinished == "step pack: no such film. (exit code 2)" and not collected.blocks
     impossible = collect(replace(request_, targets=()), Outcome(), {"fig-cam": "it has no boxes"})
     assert [target.unfinished for target in impossible] == ["not possible: it has no boxes"]
+
+
+def write_run(folder: Path, config: Config, films: int, source: str, processes: int) -> Path:
+    write_text(folder / "config.yaml", to_yaml(config))
+    write_json(folder / "data.json", {"used": films, "films": films, "source": source, "hash": "h"})
+    write_json(folder / "summary.json", {"processes": processes})
+    return folder
+
+
+def test_the_papers_own_run_differs_in_nothing(tmp_path: Path) -> None:
+    assert pretraining_differences(write_run(tmp_path, load_config("paper"), 81117, "MIMIC-CXR-JPG", 8)) == []
+    assert seed_differences([0, 1, 2]) == []
+
+
+def test_each_difference_has_both_sides(tmp_path: Path) -> None:
+    config = load_config("paper", overrides=["training.epochs=100", "encoder.drop_path=0.1", "training.batch_size=128"])
+    differences = pretraining_differences(write_run(tmp_path, config, 1349, "childcxr", 2))
+    assert differences == [
+        Difference("pre-training films", "81,117 normal films of MIMIC-CXR-JPG", "1,349 normal films of childcxr"),
+        Difference("encoder", "drop_path 0", "drop_path 0.1"),
+        Difference("training", "epochs 800", "epochs 100"),
+        Difference("films in a step", "512", "128"),
+    ]
+
+
+def test_how_a_step_is_computed_is_no_difference() -> None:
+    config = load_config(
+        "paper", overrides=["training.precision=fp32", "encoder.gradient_checkpointing=true", "training.accumulate=8"]
+    )
+    assert setting_differences(config) == []
+    assert seed_differences([0, 0]) == [Difference("seeds", "3", "1")]

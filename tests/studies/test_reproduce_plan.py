@@ -14,7 +14,7 @@ from afire.cli import app
 from afire.errors import UserError
 from afire.files import write_json
 from afire.studies.ablation_grid import known_rows
-from afire.studies.reproduce.plan import (
+from afire.studies.reproduce_plan import (
     Request,
     check_films,
     config_of,
@@ -23,8 +23,8 @@ from afire.studies.reproduce.plan import (
     possible_targets,
     with_finished,
 )
-from afire.studies.reproduce.run import PlannedStep, StepFile, step_hashes
-from afire.studies.reproduce.sets import DATASETS, OURS, PAPER, PHANTOM, QUICK, TARGETS, column, published, scale_for
+from afire.studies.reproduce_run import PlannedStep, StepFile, step_hashes
+from afire.studies.reproduce_sets import DATASETS, OURS, PAPER, PHANTOM, QUICK, TARGETS, column, published, scale_for
 
 COMMAND: click.Command = get_command(app)  # made once: it is all of the command line
 

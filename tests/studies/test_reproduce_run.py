@@ -16,7 +16,7 @@ import pytest
 
 from afire.errors import UserError
 from afire.studies import steps as running
-from afire.studies.reproduce.run import PlannedStep, read_step, run_planned, step_hashes, step_path
+from afire.studies.reproduce_run import PlannedStep, read_step, run_planned, step_hashes, step_path
 from afire.studies.steps import Event, Outcome
 
 # Stands in for afire: appends its words to a file, and does what the first of them says.

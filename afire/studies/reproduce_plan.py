@@ -10,8 +10,8 @@ from afire.config import Config, load_config
 from afire.data.pack import is_pack
 from afire.errors import UserError
 from afire.files import read_json
-from afire.studies.reproduce.run import PlannedStep, is_done, read_step, step_hashes, step_path
-from afire.studies.reproduce.sets import TARGETS, Dataset, Scale, Target
+from afire.studies.reproduce_run import PlannedStep, is_done, read_step, step_hashes, step_path
+from afire.studies.reproduce_sets import TARGETS, Dataset, Scale, Target
 from afire.weights.open import SEED
 
 FIGURES, TABLES, PACKS = "figures", "tables", "packs"

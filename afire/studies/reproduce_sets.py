@@ -207,7 +207,7 @@ DATASETS: dict[str, Dataset] = {
 }
 
 
-PUBLISHED = Path(__file__).parents[2] / "presets" / "published.yaml"
+PUBLISHED = Path(__file__).parents[1] / "presets" / "published.yaml"
 OURS = "AFiRe"  # the paper's own row
 
 

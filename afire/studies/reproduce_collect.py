@@ -1,26 +1,44 @@
-"""From what the steps wrote to paper against ours: tables of numbers, figures, and differences of protocol."""
+"""From what the steps wrote to paper against ours: tables of numbers, figures, and differences of protocol.
+
+Differences are computed from what the steps wrote, not from what was intended.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from afire.config import Config, load_config, validate
 from afire.errors import UserError
 from afire.files import read_json
 from afire.studies.ablation_grid import TABLES as ABLATION_TABLES
-from afire.studies.reproduce import protocol as differences
-from afire.studies.reproduce.plan import FIGURES, TABLES, Request, is_pretrained_once, plan, run_of
-from afire.studies.reproduce.protocol import Difference
-from afire.studies.reproduce.sets import OURS, TITLES, Column, Target, column, protocol
+from afire.studies.reproduce_plan import FIGURES, TABLES, Request, is_pretrained_once, plan, run_of
+from afire.studies.reproduce_sets import OURS, TITLES, Column, Target, column, protocol
 from afire.studies.steps import Outcome
 from afire.tasks.results import Estimate, Result, read_result
+from afire.tasks.settings import load_task_config
+from afire.training.run_folder import CONFIG, DATA
 
 PROBE = {"auc": "AUC", "accuracy": "ACC", "f1": "F1"}
 DETECTION = {"accuracy": "ACC", "auc": "AUC", "f1": "F1"}
 _FOLDS = "folds"
+_SECTIONS = ("image", "lesions", "encoder", "head", "decoder", "prototypes", "losses", "training")
+# How a step is computed, and what has a line of its own.
+_LEFT_OUT = {"encoder.size", "encoder.gradient_checkpointing", "training.precision", "training.compile"}
+_LEFT_OUT |= {"training.batch_size", "training.accumulate"}
+_TRAINING = ("learning_rate", "weight_decay", "batch_size", "patience")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting in which the two differ."""
+
+    setting: str
+    paper: str
+    ours: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +135,7 @@ def _ablation(request: Request, table: Target) -> TargetReport:
     return TargetReport(
         table,
         [block],
-        [*about, *differences.of_study(study, seeds)],
+        [*about, *study_differences(study, seeds)],
         figures=[request.out / FIGURES / table],
         notes=notes,
     )
@@ -150,8 +168,8 @@ def _transfer(request: Request) -> TargetReport:
         differing += [
             Difference(f"{task}: {difference.setting}", difference.paper, difference.ours)
             for difference in (
-                *differences.of_tested_films("table2", dataset.column(kind), f"{tested}, {what}"),
-                *differences.of_supervised(ratios, folds, recipe),
+                *tested_films("table2", dataset.column(kind), f"{tested}, {what}"),
+                *supervised_differences(ratios, folds, recipe),
             )
         ]
     return TargetReport("table2", blocks, [*differing, *_repeats(request)], _pretraining(request))
@@ -212,8 +230,8 @@ def _detection(request: Request) -> TargetReport:
         f"{counts['normal']:,} normal and {counts['abnormal']:,} abnormal ones to test on"
     )
     differing = [
-        *differences.of_tested_films("table3", request.dataset.column("table3"), tested),
-        *differences.of_detection(result),
+        *tested_films("table3", request.dataset.column("table3"), tested),
+        *detection_differences(result),
         *_repeats(request),
     ]
     block = Block("Detection from normal films", _source(theirs), DETECTION, rows)
@@ -255,11 +273,120 @@ def _figures(request: Request, target: Target, kinds: Sequence[str]) -> TargetRe
 
 def _repeats(request: Request) -> list[Difference]:
     """Whether every repetition has a pre-training of its own, as the paper repeats each experiment."""
-    return differences.of_pretrainings(len(request.scale.seeds)) if is_pretrained_once(request) else []
+    return shared_pretraining(len(request.scale.seeds)) if is_pretrained_once(request) else []
 
 
 def _pretraining(request: Request) -> list[Difference]:
     try:
-        return differences.of_pretraining(run_of(request))
+        return pretraining_differences(run_of(request))
     except UserError:  # weights of another kind say less about themselves
         return [Difference("pre-training", "the paper's", f"the weights {run_of(request)}, which do not say how")]
+
+
+def unequal(pairs: Iterable[tuple[str, Any, Any]]) -> list[Difference]:
+    """Those whose texts are not the same."""
+    return [Difference(name, str(paper), str(ours)) for name, paper, ours in pairs if str(paper) != str(ours)]
+
+
+def pretraining_differences(run: Path) -> list[Difference]:
+    """A pre-training run against the paper's: films, steps, and every setting of the method."""
+    config = load_config(file=run / CONFIG)
+    data = read_json(run / DATA)
+    return [*film_differences(int(data["used"]), str(data["source"])), *setting_differences(config)]
+
+
+def film_differences(films: int, source: str) -> list[Difference]:
+    """The films of the pre-training."""
+    paper = protocol()["pretraining"]
+    theirs, ours = f"{paper['films']:,} normal films of {paper['data']}", f"{films:,} normal films of {source}"
+    return unequal([("pre-training films", theirs, ours)])
+
+
+def setting_differences(config: Config) -> list[Difference]:
+    """Settings of the method against the preset ``paper``, a line for each section; in one step: films of all GPUs."""
+    paper = load_config("paper")
+    theirs, ours = paper.model_dump(), config.model_dump()
+    differences = []
+    for section in _SECTIONS:
+        keys = [key for key in theirs[section] if f"{section}.{key}" not in _LEFT_OUT]
+        other = [key for key in keys if theirs[section][key] != ours[section][key]]
+        if other:
+            texts = (", ".join(f"{key} {_short(side[section][key])}" for key in other) for side in (theirs, ours))
+            differences.append(Difference(section, *texts))
+    steps = paper.training.batch_size, config.training.batch_size
+    return [*differences, *unequal([("films in a step", *steps)])]
+
+
+def study_differences(study: Mapping[str, Any], seeds: Iterable[int]) -> list[Difference]:
+    """An ablation: each trial has a pre-training of its own, on the normal training films of the set itself."""
+    base = validate({**study["base"], "seed": 0}, Config)
+    films = film_differences(int(study["films"]["normal"]), str(study["data"]["name"]))
+    return [*films, *setting_differences(base), *seed_differences(seeds)]
+
+
+def seed_differences(seeds: Iterable[int]) -> list[Difference]:
+    return unequal([("seeds", protocol()["seeds"], len(set(seeds)))])
+
+
+def shared_pretraining(seeds: int) -> list[Difference]:
+    """One pre-training behind all seeds: their spread is that of what follows, and smaller than the paper's."""
+    if seeds == 1:
+        return []  # the one seed is told already
+    return [Difference("pre-trainings", f"{protocol()['seeds']}, one for each seed", f"1, the same for {seeds} seeds")]
+
+
+def supervised_differences(
+    ratios: Mapping[float, Result], folds: Result | None, recipe: str | None
+) -> list[Difference]:
+    """Fine-tuning or segmentation: seeds, labelling ratios, folds, and the recipe's training against the paper's."""
+    paper, first = protocol(), next(iter(ratios.values()))
+    pairs: list[tuple[str, Any, Any]] = [
+        ("labelling ratios", _percents(paper["fractions"]), _percents(100 * share for share in ratios)),
+        ("folds", paper["folds"], len({run.fold for run in folds.runs}) if folds is not None else "none"),
+    ]
+    if recipe is not None and first.task == "finetune":
+        theirs = load_task_config("finetune", recipe).training.model_dump()
+        ours = first.config["training"]
+        pairs += [(key.replace("_", " "), _short(theirs[key]), _short(ours[key])) for key in _TRAINING]
+    pairs.append(("most epochs", "not stated, patience 10", f"{first.config['training']['epochs']}"))
+    return [*seed_differences(run.seed for run in first.runs), *unequal(pairs)]
+
+
+def tested_films(table: str, name: str | None, ours: str) -> list[Difference]:
+    """Which films were learnt from and tested on; always said, because the paper's lists are not public."""
+    paper = protocol()["films"][table].get(name or "", "not in the paper")
+    return [Difference("films", str(paper), ours)]
+
+
+def detection_differences(result: Result) -> list[Difference]:
+    """A detector: adaptation, score and threshold."""
+    paper, fitted = protocol()["detection"], result.config["fitted"][0]
+    adapt = fitted.get("adapt", {})
+    lesions, slm = adapt.get("lesions", {}), load_config("paper").lesions.model_dump()
+    other = [key for key in slm if key != "views" and key in lesions and lesions[key] != slm[key]]
+    pairs: list[tuple[str, Any, Any]] = [
+        ("score", paper["score"], f"{result.method}, chosen on drawn lesions"),
+        (
+            "threshold",
+            paper["threshold"],
+            f"{100 * result.config['false_alarms']:g} % false alarms on held-out normal films",
+        ),
+        ("epochs of adaptation", paper["epochs"], adapt.get("epochs", "?")),
+        ("batch of adaptation", 64, adapt.get("batch_size", "?")),
+        ("learning rate of adaptation", _short(1e-4), _short(adapt.get("learning_rate", "?"))),
+        ("weight of the token lesion classifier", "0", _short(adapt.get("lesion", "?"))),
+        (
+            "lesions while adapting",
+            ", ".join(f"{key} {_short(slm[key])}" for key in other),
+            ", ".join(f"{key} {_short(lesions[key])}" for key in other),
+        ),
+    ]
+    return [*seed_differences(run.seed for run in result.runs), *unequal(pairs)]
+
+
+def _percents(percents: Iterable[float]) -> str:
+    return " / ".join(f"{percent:g}" for percent in percents) + " %"
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
