@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from afire.cli import ablate, data, detect, export, figure, pretrain, reproduce, samples, tasks
+from afire.cli import data, detect, export, figure, pretrain, samples, studies, tasks
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 from afire.processes import keep_freed_memory
@@ -29,12 +29,12 @@ app.add_typer(samples.app, name="lesions")
 app.command("pretrain")(pretrain.pretrain)
 app.command("embed")(tasks.embed)
 app.command("probe")(tasks.probe)
-app.command("compare")(ablate.compare)
+app.command("compare")(studies.compare)
 app.command("finetune")(tasks.finetune)
 app.command("segment")(tasks.segment)
 app.add_typer(detect.app, name="detect")
-app.command("ablate")(ablate.ablate)
-app.command("reproduce")(reproduce.reproduce)
+app.command("ablate")(studies.ablate)
+app.command("reproduce")(studies.reproduce)
 app.add_typer(figure.app, name="figure")
 app.command("export")(export.export)
 app.command("verify")(export.verify)
