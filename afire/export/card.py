@@ -18,8 +18,7 @@ from afire._version import __version__
 from afire.config import Config, ImageConfig
 from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
-from afire.export.formats import Format
-from afire.export.onnx import Preprocess
+from afire.export.formats import Format, Preprocess
 from afire.export.verify import TOLERANCE
 from afire.files import read_json
 from afire.methods import method_type

@@ -1,35 +1,41 @@
-"""The encoder in the formats of other libraries: how each is written, and how the library runs it for comparison.
+"""Networks in the formats of other libraries: how each is written, and how the library runs it for comparison.
 
 - timm: a folder for ``timm.create_model("local-dir:FOLDER")``
 - transformers: a folder for ``ViTModel.from_pretrained(FOLDER, add_pooling_layer=False)``
-- torch.export: ``encoder.pt2``, a graph that ``torch.export.load`` opens without afire; the batch size is free
-- onnxruntime: see :mod:`afire.export.onnx`
+- torch.export: ``encoder.pt2``, a graph that ``torch.export.load`` opens without afire
+- onnxruntime: ``encoder.onnx``, images to tokens and their mean; ``detector.onnx``, to score, p-value and heatmap
 
-What comes before the encoder, from a film to its input, is described in numbers that other tools can follow.
+The batch size of a graph is free; where it resizes, height and width are too. What comes before the encoder, from a
+film to its input, is described in numbers that other tools can follow.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from afire.config import Config, ImageConfig
+from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
-from afire.export import onnx
-from afire.export.onnx import EncoderGraph, Preprocess
 from afire.files import write_json
 from afire.nn.vit import Normalise
 from afire.weights import Weights
 from afire.weights.files import read_tensors, to_huggingface, write_tensors
 
+Preprocess = Literal["none", "normalise", "resize"]
+_LARGEST = 16384  # pixels of a side
 FITS = {
     "squash": "both sides are scaled to size, each by its own factor",
     "letterbox": "the longer side is scaled to size, the rest is black on both sides",
@@ -190,6 +196,162 @@ def _quiet_transformers() -> Iterator[None]:
             theirs.enable_progress_bar()
 
 
+class Graph(nn.Module):
+    """Something that takes ``images``.
+
+    ``none``: the network's own input (B, C, S, S). ``normalise``: films (B, 1, S, S) in [0, 1]. ``resize``: films
+    (B, 1, H, W) in [0, 1] of any size, squashed as :func:`afire.data.decode.fit_square` does it.
+    """
+
+    def __init__(self, image: ImageConfig, preprocess: Preprocess) -> None:
+        super().__init__()
+        if preprocess == "resize" and image.fit != "squash":
+            raise UserError(
+                f"a graph can only squash films, but these weights want {image.fit}; use --preprocess normalise."
+            )
+        self.preprocess, self.size = preprocess, image.size
+        self.channels = image.channels if preprocess == "none" else 1
+
+    def square(self, images: Tensor) -> Tensor:
+        """Films at the model's size, still in [0, 1]."""
+        if self.preprocess != "resize":
+            return images
+        side = (self.size, self.size)
+        # The same filter as pillow's: cubic with a = -0.5, widened by the factor of reduction.
+        return F.interpolate(images, size=side, mode="bicubic", antialias=True, align_corners=False).clamp(0, 1)
+
+    def trace(self) -> ExportedProgram:
+        """With a free batch size and, where it resizes, free height and width."""
+        side = (self.size, self.size)
+        free: dict[int, Dim] = {0: Dim("batch", min=1)}
+        if self.preprocess == "resize":
+            side = (self.size + 24, self.size + 8)
+            free |= {2: Dim("height", min=2, max=_LARGEST), 3: Dim("width", min=2, max=_LARGEST)}
+        # Two films: torch.export takes a batch of one for a fixed one.
+        films = torch.linspace(0, 1, side[0] * side[1]).view(1, 1, *side).repeat(2, self.channels, 1, 1)
+        return torch.export.export(self.eval(), (films,), dynamic_shapes={"images": free})
+
+
+class EncoderGraph(Graph):
+    """Films -> image tokens (B, L, D) and their mean (B, D)."""
+
+    def __init__(self, backbone: Weights, preprocess: Preprocess = "normalise") -> None:
+        super().__init__(backbone.config.image, preprocess)
+        self.encoder, self.normalise = backbone.trunk, backbone.normalise
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        films = images if self.preprocess == "none" else self.normalise(self.square(images))
+        tokens: Tensor = self.encoder(films)[:, 1:]
+        return tokens, tokens.mean(dim=1)
+
+
+DETECTOR_FILE = "detector.onnx"
+DETECTOR_OUTPUTS = ["score", "p_value", "heatmap"]
+
+
+class DetectorGraph(Graph):
+    """Films -> score (B,), p-value (B,), heatmap (B, rows, columns) in sd of normal films."""
+
+    def __init__(self, detector: AnomalyDetector, preprocess: Preprocess = "normalise") -> None:
+        super().__init__(detector.config.image, preprocess)
+        if preprocess == "none":
+            raise UserError("a detector's graph normalises films itself; use --preprocess normalise or resize.")
+        self.detector = detector
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs: tuple[Tensor, Tensor, Tensor] = self.detector(self.square(images))
+        return outputs
+
+
+def write_detector_graph(folder: Path, detector: AnomalyDetector, preprocess: Preprocess = "normalise") -> None:
+    """Write the graph of a detector."""
+    graph = DetectorGraph(detector, preprocess)
+    with _quiet_exporter():
+        try:
+            program = graph.trace()
+        except UserError:
+            raise
+        except Exception as error:  # torch.export has many, of many kinds
+            reason = (str(error).strip() or "no reason given").splitlines()[0]
+            raise UserError(
+                f"the detector {detector.method} with the score {detector.choice.name} cannot be written as a graph "
+                f"({type(error).__name__}: {reason}); export it in a bundle."
+            ) from None
+        _save_onnx(program, folder / DETECTOR_FILE, DETECTOR_OUTPUTS)
+
+
+def run_detector_graph(folder: Path, images: Tensor) -> dict[str, Tensor]:
+    """What onnxruntime makes of it, by name of the output."""
+    return _run_onnx_file(folder / DETECTOR_FILE, images)
+
+
+ONNX_FILE = "encoder.onnx"
+_OPSET = 18  # the first that can resize without aliasing
+_FREE = ("batch", "height", "width")
+
+
+def write_onnx(folder: Path, backbone: Weights, preprocess: Preprocess = "normalise") -> None:
+    with _quiet_exporter():
+        _save_onnx(EncoderGraph(backbone, preprocess).trace(), folder / ONNX_FILE, ["tokens", "embedding"])
+
+
+def _save_onnx(program: ExportedProgram, file: Path, outputs: list[str]) -> None:
+    """Translate an exported graph whose only input is ``images``."""
+    converted = torch.onnx.export(
+        program,
+        (),
+        dynamo=True,
+        verbose=False,
+        opset_version=_OPSET,
+        input_names=["images"],
+        output_names=outputs,
+    )
+    assert converted is not None
+    _name_free_sides(converted)
+    converted.save(file)
+
+
+def _name_free_sides(converted: Any) -> None:
+    """torch calls them s34 and the like; give them their names back."""
+    names: dict[str, str] = {}
+    for place, side in zip((0, 2, 3), _FREE, strict=True):
+        size = converted.model.graph.inputs[0].shape[place]
+        if not isinstance(size, int):
+            names[str(size.value)] = side
+    for value in [*converted.model.graph.inputs, *converted.model.graph.outputs]:
+        for place, size in enumerate(value.shape):
+            if not isinstance(size, int) and str(size.value) in names:
+                value.shape[place] = names[str(size.value)]
+
+
+def run_onnx(folder: Path, backbone: Weights, images: Tensor) -> dict[str, Tensor]:
+    return _run_onnx_file(folder / ONNX_FILE, images)
+
+
+def _run_onnx_file(file: Path, images: Tensor) -> dict[str, Tensor]:
+    """All outputs of a graph for images, by name, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    arrays = session.run(names, {"images": images.numpy()})
+    return {name: torch.from_numpy(array) for name, array in zip(names, arrays, strict=True)}
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """The exporter prints its progress and warns of what is not ours: that torchvision is not there, for one."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 TORCH_FILE = "encoder.pt2"
 
 
@@ -247,8 +409,8 @@ FORMATS = {
         Format(
             "onnx",
             "onnxruntime",
-            onnx.write_onnx,
-            onnx.run_onnx,
+            write_onnx,
+            run_onnx,
             needs_to_write=("onnx", "onnxscript"),
             needs_to_run=("onnxruntime",),
             extra="onnx",

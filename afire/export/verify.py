@@ -23,8 +23,7 @@ from afire.data.decode import fit_square, read_film
 from afire.data.phantom.film import draw_film
 from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
-from afire.export import onnx
-from afire.export.formats import FORMATS, Format, missing
+from afire.export.formats import FORMATS, Format, missing, run_detector_graph, write_detector_graph
 from afire.methods import Method
 from afire.weights import BundleWeights, Weights
 from afire.weights.bundle import SAMPLE, Bundle
@@ -158,8 +157,8 @@ def _through(form: Format, backbone: Weights, detector: AnomalyDetector | None, 
         form.write(Path(name), backbone)
         given = form.run(Path(name), backbone, film)
         if form.name == "onnx" and detector is not None:
-            onnx.write_detector_graph(Path(name), detector)
-            given |= onnx.run_detector_graph(Path(name), film)
+            write_detector_graph(Path(name), detector)
+            given |= run_detector_graph(Path(name), film)
         return given
 
 

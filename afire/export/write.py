@@ -17,7 +17,6 @@ from torch import Tensor
 
 from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
-from afire.export import onnx
 from afire.export.card import (
     UNSPECIFIED,
     card,
@@ -29,8 +28,16 @@ from afire.export.card import (
     source_facts,
     without_traces,
 )
-from afire.export.formats import Format, missing, preprocessing, write_torch_export
-from afire.export.onnx import Preprocess
+from afire.export.formats import (
+    Format,
+    Preprocess,
+    missing,
+    preprocessing,
+    run_detector_graph,
+    write_detector_graph,
+    write_onnx,
+    write_torch_export,
+)
 from afire.export.verify import (
     FILM,
     Difference,
@@ -97,7 +104,7 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-_GRAPHS = {"onnx": onnx.write_onnx, "torch": write_torch_export}
+_GRAPHS = {"onnx": write_onnx, "torch": write_torch_export}
 
 
 @dataclass(frozen=True)
@@ -154,7 +161,7 @@ def _write(
     else:
         form.write(folder, backbone)
     if detector is not None:
-        onnx.write_detector_graph(folder, detector, preprocess)
+        write_detector_graph(folder, detector, preprocess)
     write_json(folder / PREPROCESSING, preprocessing(backbone.config.image))
     about = detector_facts(detector) if detector is not None else None
     write_text(folder / CARD, format_readme(backbone, form, preprocess, about))
@@ -171,7 +178,7 @@ def _compare(
     images = _their_input(folder, expected["input"], backbone, preprocess)
     theirs = form.run(folder, backbone, images)
     if detector is not None:
-        theirs |= onnx.run_detector_graph(folder, images)
+        theirs |= run_detector_graph(folder, images)
     return compare(expected, theirs)
 
 

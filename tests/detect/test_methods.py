@@ -13,7 +13,7 @@ from afire.data.pack import PackedFilms
 from afire.detect.base import AnomalyDetector, FitTask, NormalFilms, load_detector
 from afire.detect.fit import detect_settings, fit_detector, open_networks
 from afire.detect.maps import MapDetector, possible_maps
-from afire.export.onnx import run_detector_graph, write_detector_graph
+from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.files import read_json
 from afire.methods import make_method
 from tests.detect.conftest import SMALLEST

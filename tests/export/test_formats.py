@@ -17,8 +17,14 @@ from afire.detect.base import AnomalyDetector, Subsets, load_detector
 from afire.detect.fit import calibrate
 from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.errors import UserError
-from afire.export import onnx
-from afire.export.formats import FORMATS
+from afire.export.formats import (
+    FORMATS,
+    DetectorGraph,
+    run_detector_graph,
+    run_onnx,
+    write_detector_graph,
+    write_onnx,
+)
 from afire.export.verify import read_expected, read_whole
 from afire.export.write import Conversion, convert
 from afire.weights import Weights, open_weights
@@ -148,7 +154,7 @@ def test_onnxruntime_encodes_any_batch_and_any_size(onnx_folder: tuple[Path, Wei
     for count, height, width in ((1, 32, 32), (3, 50, 41)):
         films = torch.rand(count, 1, height, width, generator=torch.Generator().manual_seed(count))
         square = torch.from_numpy(np.stack([fit_square(film[0].numpy(), 32) for film in films])[:, None])
-        found = onnx.run_onnx(folder, backbone, films)
+        found = run_onnx(folder, backbone, films)
         expected = ours(backbone, square)
         assert_close("onnxruntime, tokens", found["tokens"], expected, 5e-5)
         assert_close("onnxruntime, embedding", found["embedding"], expected.mean(dim=1), 5e-5)
@@ -159,7 +165,7 @@ def test_onnxruntime_detects(onnx_folder: tuple[Path, Weights, Conversion], dete
     folder, _, _ = onnx_folder
     detector = quick_detector(detector_folder)
     films = films_of(4)
-    expected, found = detector.score(films, restore=False), onnx.run_detector_graph(folder, films)
+    expected, found = detector.score(films, restore=False), run_detector_graph(folder, films)
     size = max(1.0, float(np.abs(expected.heat).max()))
     assert_close("onnxruntime, score", found["score"], torch.from_numpy(expected.score).float(), 1e-4 * size)
     assert_close("onnxruntime, heatmap", found["heatmap"], torch.from_numpy(expected.heat), 1e-4 * size)
@@ -174,7 +180,7 @@ def test_the_detectors_graph_reads_every_map(detector_folder: Path) -> None:
     detector = load_detector(detector_folder)
     films = films_of(3)
     with torch.no_grad():
-        score, p_value, heat = onnx.DetectorGraph(detector).eval()(films)
+        score, p_value, heat = DetectorGraph(detector).eval()(films)
     expected = detector.score(films, restore=False)
     np.testing.assert_allclose(score.numpy(), expected.score, rtol=1e-5)
     np.testing.assert_allclose(p_value.numpy(), detector.calibration.p_values(expected.score), rtol=1e-6)
@@ -205,7 +211,7 @@ class Drawn:
 def test_the_graph_of_a_detector_without_maps(patchcore: PatchCore) -> None:
     films = films_of(3)
     with torch.no_grad():
-        score, p_value, heat = onnx.DetectorGraph(patchcore).eval()(films)
+        score, p_value, heat = DetectorGraph(patchcore).eval()(films)
     expected = patchcore.score(films)
     np.testing.assert_allclose(score.numpy(), expected.score, rtol=1e-5)
     np.testing.assert_allclose(p_value.numpy(), patchcore.calibration.p_values(expected.score), rtol=1e-6)
@@ -215,9 +221,9 @@ def test_the_graph_of_a_detector_without_maps(patchcore: PatchCore) -> None:
 @pytest.mark.slow
 def test_onnxruntime_detects_with_a_memory(patchcore: PatchCore, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    onnx.write_detector_graph(tmp_path, patchcore)
+    write_detector_graph(tmp_path, patchcore)
     films = films_of(4)
-    expected, given = patchcore.score(films), onnx.run_detector_graph(tmp_path, films)
+    expected, given = patchcore.score(films), run_detector_graph(tmp_path, films)
     size = max(1.0, float(np.abs(expected.heat).max()))
     assert_close("onnxruntime, score", given["score"], torch.from_numpy(expected.score).float(), 1e-4 * size)
     assert_close("onnxruntime, heatmap", given["heatmap"], torch.from_numpy(expected.heat), 1e-4 * size)
@@ -233,7 +239,7 @@ def test_a_detector_that_is_no_graph_is_refused(
 
     monkeypatch.setattr(PatchCore, "look", depends_on_values)
     with pytest.raises(UserError, match=r"patchcore cannot be written as a graph .* export it in a bundle"):
-        onnx.write_detector_graph(tmp_path, patchcore)
+        write_detector_graph(tmp_path, patchcore)
     assert not list(tmp_path.iterdir())
 
 
@@ -269,7 +275,7 @@ def test_what_a_format_has_no_place_for_is_refused(tmp_path: Path, detector_fold
     with pytest.raises(UserError, match="hf has no place"):
         convert(backbone, tmp_path / "out", FORMATS["hf"], detector=load_detector(detector_folder))
     with pytest.raises(UserError, match="normalises films itself"):
-        onnx.DetectorGraph(load_detector(detector_folder), "none")
+        DetectorGraph(load_detector(detector_folder), "none")
     assert not any(tmp_path.iterdir())
 
 
@@ -287,7 +293,7 @@ def test_outputs_that_are_not_ours_are_not_handed_over(tmp_path: Path) -> None:
 
 def test_a_writer_that_is_not_installed_is_named(tmp_path: Path) -> None:
     absent = FORMATS["onnx"].__class__(
-        "onnx", "onnxruntime", onnx.write_onnx, onnx.run_onnx, needs_to_write=("no_such_module",), extra="onnx"
+        "onnx", "onnxruntime", write_onnx, run_onnx, needs_to_write=("no_such_module",), extra="onnx"
     )
     with pytest.raises(UserError, match=r"needs no_such_module.*afire\[onnx\]"):
         convert(random_backbone(), tmp_path / "out", absent)
