@@ -202,7 +202,7 @@ def restorations(
 
     Example: [cyan]afire figure restorations --weights runs/nih --data packs/nih --out figures/restorations[/cyan]
     """
-    from afire.report.figures.restorations import draw_restorations
+    from afire.report.figures.pretrained import draw_restorations
 
     source = _source(data, root, split, part, films, seed)
     _show(draw_restorations(out, weights, source, show=show, device=device, force=force), quiet)
@@ -227,7 +227,7 @@ def atlas(
 
     Example: [cyan]afire figure atlas --weights runs/nih --data packs/nih --out figures/atlas[/cyan]
     """
-    from afire.report.figures.atlas import draw_atlas
+    from afire.report.figures.pretrained import draw_atlas
 
     source = _source(data, root, split, "train", films, seed)
     _show(draw_atlas(out, weights, source, nearest=nearest, device=device, force=force), quiet)

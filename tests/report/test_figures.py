@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 from afire.errors import UserError
-from afire.report.figures.atlas import draw_atlas
 from afire.report.figures.classifiers import choose_cases, draw_auc, draw_gradcam
 from afire.report.figures.files import FigureFiles, Source, claim, films_text, number_table
 from afire.report.figures.maps import class_style, draw_landmarks, draw_tsne
-from afire.report.figures.restorations import draw_restorations
+from afire.report.figures.pretrained import draw_atlas, draw_restorations
 from afire.tasks.gradcam import Case
 from tests.figure_parts import draw_boxed_pack, make_finetuning, make_run
 

@@ -10,11 +10,10 @@ draw_auc(Path("auc"), {"AFiRe": Path("results/nih"), "random": Path("results/ran
 Knows what tasks measure; knows no training.
 """
 
-from afire.report.figures.atlas import draw_atlas
 from afire.report.figures.classifiers import draw_auc, draw_gradcam
 from afire.report.figures.files import FigureFiles, Source
 from afire.report.figures.maps import draw_landmarks, draw_tsne
-from afire.report.figures.restorations import draw_restorations
+from afire.report.figures.pretrained import draw_atlas, draw_restorations
 
 __all__ = [
     "FigureFiles",
