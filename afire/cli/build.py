@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afire.cli.options import Quiet, Verbose
+from afire.cli.options import Quiet, Verbose, print_line
 
 if TYPE_CHECKING:
     from afire.data.manifest import Manifest
@@ -240,10 +240,9 @@ def _say(manifest: Manifest, out: Path) -> None:
     from afire.data.stats import describe
 
     counts = describe(manifest, combinations=False)
-    screen = console()
-    show(screen, "films per split", split_table(counts))
+    show(console(), "films per split", split_table(counts))
     labels = f", {len(counts.labels)} label{'s' if len(counts.labels) > 1 else ''}" if counts.labels else ""
-    screen.print(f"wrote {out}: {_patients(counts)}{labels}", highlight=False, soft_wrap=True, markup=False)
+    print_line(f"wrote {out}: {_patients(counts)}{labels}")
 
 
 def _patients(counts: Statistics) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from afire.cli.build import build_app
-from afire.cli.options import Fit, Quiet, Root, Seed, Verbose, Voi
+from afire.cli.options import Fit, Quiet, Root, Seed, Verbose, Voi, print_line
 from afire.cli.samples import phantom
 from afire.cli.stats import stats
 
@@ -57,7 +57,7 @@ def check(
     if failed or not quiet:
         screen = console()
         screen.print(Text(audit.verdict, style="bold red" if failed else "bold green"), soft_wrap=True)
-        screen.print(str(out / PAGE), soft_wrap=True, markup=False, highlight=False)
+        print_line(out / PAGE)
     if failed:
         raise typer.Exit(1)
 

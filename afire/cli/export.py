@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Network, Preset, Quiet, Set, Verbose
+from afire.cli.options import ConfigFile, Network, Preset, Quiet, Set, Verbose, print_line
 
 if TYPE_CHECKING:
     from afire.export.verify import Check, Difference
@@ -52,9 +52,6 @@ def export(
 
     For onnxruntime: afire export nih-bundle --format onnx --out nih-onnx
     """
-    from afire.cli.options import console
-
-    screen = console()
     if form == "bundle":
         from afire.export.write import export_bundle
 
@@ -63,7 +60,7 @@ def export(
         )
         if not quiet:
             inside = ", ".join([*bundle.components, *(["detector"] if bundle.detector else [])])
-            screen.print(f"{out}: {inside}; hash {bundle.hash[:16]}", soft_wrap=True, markup=False, highlight=False)
+            print_line(f"{out}: {inside}; hash {bundle.hash[:16]}")
         return
     from afire.cli.options import asked_config
     from afire.export.card import find_detector
@@ -77,8 +74,8 @@ def export(
     done = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)
     if not quiet:
         for line in _lines(done, FORMATS[form].backend):
-            screen.print(line, soft_wrap=True, markup=False, highlight=False)
-        screen.print(f"{out}: {', '.join(done.files)}", soft_wrap=True, markup=False, highlight=False)
+            print_line(line)
+        print_line(f"{out}: {', '.join(done.files)}")
 
 
 def _lines(done: Conversion, backend: str) -> list[str]:
@@ -101,18 +98,16 @@ def verify(
 
     Example: [cyan]afire verify nih-bundle[/cyan]
     """
-    from afire.cli.options import console
     from afire.export.verify import verify_bundle
     from afire.weights.bundle import open_bundle, unlisted_files
     from afire.weights.hub import local_path
 
-    screen = console()
     folder: Path = local_path(bundle)
     opened = open_bundle(folder)
 
     def say(line: str) -> None:
         if not quiet:
-            screen.print(line, soft_wrap=True, markup=False, highlight=False)
+            print_line(line)
 
     say(f"files: every SHA-256 as exported by afire {opened.about['afire']}; hash {opened.hash[:16]}")
     beside = unlisted_files(folder)
@@ -165,7 +160,6 @@ def push(
     """
     import logging
 
-    from afire.cli.options import console
     from afire.export.card import UNSPECIFIED
     from afire.weights import hub
     from afire.weights.bundle import open_bundle
@@ -179,4 +173,4 @@ def push(
     else:
         where = hub.push(bundle, name, private=not public, message=message)
     if not quiet:
-        console().print(f"{name}: {where}", soft_wrap=True, markup=False, highlight=False)
+        print_line(f"{name}: {where}")

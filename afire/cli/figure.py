@@ -20,6 +20,7 @@ from afire.cli.options import (
     Set,
     SplitFile,
     Verbose,
+    print_line,
 )
 
 if TYPE_CHECKING:
@@ -310,7 +311,6 @@ def _show(files: FigureFiles, quiet: bool) -> None:
     from afire.cli.options import console
     from afire.report.figures.files import number_table
 
-    screen = console()
-    screen.print(number_table(files).console())
+    console().print(number_table(files).console())
     for path in (files.png, files.pdf, files.json):
-        screen.print(str(path), soft_wrap=True, markup=False, highlight=False)
+        print_line(path)

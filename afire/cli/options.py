@@ -74,6 +74,11 @@ def console(stderr: bool = False):  # type: ignore[no-untyped-def]
     return Console(stderr=stderr)
 
 
+def print_line(text: object) -> None:
+    """A line as it is: a path stays one that can be copied, and brackets in it are no markup."""
+    console().print(str(text), soft_wrap=True, markup=False, highlight=False)
+
+
 Weights = Annotated[
     str,
     typer.Option(

@@ -11,7 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Data, Device, Preset, Quiet, Root, Seeds, Set, SplitFile, Verbose
+from afire.cli.options import (
+    ConfigFile,
+    Data,
+    Device,
+    Preset,
+    Quiet,
+    Root,
+    Seeds,
+    Set,
+    SplitFile,
+    Verbose,
+    print_line,
+)
 
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
@@ -53,9 +65,7 @@ def compare(
     if out is not None:
         _write_comparisons(comparisons, out)
         if not quiet:
-            from afire.cli.options import console
-
-            console().print(str(out), soft_wrap=True, markup=False, highlight=False)
+            print_line(out)
 
 
 def _show_comparison(comparison: Comparison, metrics: list[str], several: bool) -> None:
@@ -196,9 +206,8 @@ def _write_table(study: Study, rows: list[Row], trials: list[Trial], quiet: bool
         return
     page = write_ablation(study.out, table)
     if not quiet:
-        screen = console()
-        show_ablation(screen, table)
-        screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+        show_ablation(console(), table)
+        print_line(page)
 
 
 def reproduce(
@@ -333,9 +342,8 @@ def _write_reproduction(asked: Request, outcome: Outcome, reasons: dict[Target, 
     page = write_reproduction(request.out, reports, _reproduction_facts(request, everything), commands)
     reports = [report for report in reports if report.target in (*asked.targets, *reasons)]
     if not quiet:
-        screen = console()
-        show_targets(screen, reports)
-        screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+        show_targets(console(), reports)
+        print_line(page)
 
 
 def _reproduction_facts(request: Request, outcome: Outcome) -> dict[str, str]:

@@ -32,6 +32,7 @@ from afire.cli.options import (
     Verbose,
     Weights,
     is_first_process,
+    print_line,
 )
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ def embed(
 
     import numpy as np
 
-    from afire.cli.options import asked_config, console
+    from afire.cli.options import asked_config
     from afire.data.pack import open_films
     from afire.errors import UserError
     from afire.tasks.features import check_name, write_features
@@ -304,7 +305,7 @@ def embed(
     shape = write_features(out, backbone, films, rows, pool, target)
     if not quiet:
         sides = " x ".join(f"{side:,}" for side in shape)
-        console().print(f"{out}: {sides} features ({pool})", soft_wrap=True, markup=False, highlight=False)
+        print_line(f"{out}: {sides} features ({pool})")
 
 
 @overload
@@ -410,9 +411,8 @@ def report_results(
         from afire.cli.options import console
         from afire.report.task_tables import show_results
 
-        screen = console()
-        show_results(screen, shown)
-        screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
+        show_results(console(), shown)
+        print_line(out)
 
 
 def _quieten_other_processes() -> None:

@@ -227,18 +227,9 @@ def _with_macro(test: TestScores, weights: Floats | None) -> dict[str, Floats]:
 
 
 def _run_result(outcome: Scores, test: TestScores, values: Mapping[str, Floats], names: Sequence[str]) -> RunResult:
-    run = outcome.run
     thresholds = {name: float(value) for name, value in zip(names, test.thresholds, strict=True)}
-    return RunResult(
-        name=run.name,
-        seed=run.seed,
-        fold=run.fold,
-        split_hash=run.split.hash,
-        weights_hash=outcome.weights_hash,
-        films={subset: len(rows) for subset, rows in run.rows.items()},
-        chosen={**outcome.chosen, "thresholds": thresholds},
-        metrics={name: float(values[name][-1]) for name in m.METRICS},
-    )
+    metrics = {name: float(values[name][-1]) for name in m.METRICS}
+    return outcome.run.result(outcome.weights_hash, {**outcome.chosen, "thresholds": thresholds}, metrics)
 
 
 def _predictions(manifest: Manifest, names: Sequence[str], truth: Floats, outcomes: Sequence[Scores]) -> pd.DataFrame:

@@ -64,6 +64,19 @@ class Run:
     def name(self) -> str:
         return f"seed-{self.seed}" if self.fold is None else f"seed-{self.seed}-fold-{self.fold}"
 
+    def result(self, weights_hash: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> RunResult:
+        """What is kept of it: its weights, what was chosen on validation, and its metrics on the test films."""
+        return RunResult(
+            name=self.name,
+            seed=self.seed,
+            fold=self.fold,
+            split_hash=self.split.hash,
+            weights_hash=weights_hash,
+            films={subset: len(rows) for subset, rows in self.rows.items()},
+            chosen=dict(chosen),
+            metrics=dict(metrics),
+        )
+
 
 def plan_runs(
     manifest: Manifest, split: Split | None, seeds: Sequence[int], fraction: float = 1.0, folds: int = 0

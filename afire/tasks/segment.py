@@ -14,7 +14,7 @@ Shapes: B films, G x G tokens, D width of the encoder, w width of a stage, S pix
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -47,7 +47,7 @@ from afire.tasks.masks import (
     unpack,
     without_small_components,
 )
-from afire.tasks.results import VALUE, Result, Rows, Run, RunResult, estimate, plan_runs
+from afire.tasks.results import VALUE, Result, Rows, Run, estimate, plan_runs
 from afire.tasks.settings import SegDecoderConfig, SegmentConfig
 from afire.tasks.supervised import Objective
 from afire.weights import Weights
@@ -322,7 +322,7 @@ def evaluate_masks(
     drawn = bootstrap_means(values, patients, np.random.default_rng(_BOOTSTRAP_SEED), draws)
     means = [{name: _mean(column) for name, column in run.items()} for run in values]
     metrics = {name: estimate([run[name] for run in means], drawn[name]) for name in METRICS}
-    runs = [_run_result(*pair) for pair in zip(finished, means, strict=True)]
+    runs = [one.run.result(one.weights_hash, one.chosen, mean) for one, mean in zip(finished, means, strict=True)]
     return Evaluation(runs, metrics, {target: metrics}, pd.concat(frames, ignore_index=True))
 
 
@@ -355,17 +355,3 @@ def _frame(manifest: Manifest, masks: Masks, finished: Finished, subset: str) ->
 def _mean(values: Floats) -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else float("nan")
-
-
-def _run_result(finished: Finished, means: Mapping[str, float]) -> RunResult:
-    run = finished.run
-    return RunResult(
-        name=run.name,
-        seed=run.seed,
-        fold=run.fold,
-        split_hash=run.split.hash,
-        weights_hash=finished.weights_hash,
-        films={subset: len(rows) for subset, rows in run.rows.items()},
-        chosen=dict(finished.chosen),
-        metrics=dict(means),
-    )

@@ -30,16 +30,12 @@ class Journal(ABC):
     """
 
     @abstractmethod
-    def step(
-        self,
-        step: int,
-        losses: Mapping[str, float],
-        rates: Mapping[str, float],
-        norm: float,
-        waited: float,
-        bad: int,
-    ) -> None:
-        """Note one update; ``step`` counts the updates that are done, ``bad`` the films that were skipped."""
+    def record(self, losses: Mapping[str, float]) -> Mapping[str, float]:
+        """The losses of an update as ``metrics.jsonl`` has them."""
+
+    @abstractmethod
+    def line(self, step: int, losses: Mapping[str, float], rates: Mapping[str, float], wait: float) -> str:
+        """What the live line says after an update."""
 
     def __init__(
         self,
@@ -84,6 +80,30 @@ class Journal(ABC):
                 writer.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+    def step(
+        self,
+        step: int,
+        losses: Mapping[str, float],
+        rates: Mapping[str, float],
+        norm: float,
+        waited: float,
+        bad: int,
+    ) -> None:
+        """Note one update; ``step`` counts the updates that are done, ``bad`` the films that were skipped."""
+        self.steps_done = step
+        if not self.main:
+            return
+        wait = self.data_wait(waited)
+        record = {"step": step, **self.record(losses), "gradient_norm": norm, **rates}
+        self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
+        if self.line_is_due(step):
+            skipped = f" | {bad} bad films skipped" if bad else ""
+            self.show(self.line(step, losses, rates, wait) + skipped)
+
+    def position(self, step: int) -> str:
+        """``epoch 2/10 step 15/100``."""
+        return f"epoch {(step - 1) // self.steps_per_epoch + 1}/{self.epochs} step {step}/{self.steps}"
 
     @property
     def images_per_second(self) -> float:
@@ -171,29 +191,16 @@ _COLOURS = {"green": "\033[32m", "amber": "\033[33m", "red": "\033[31m"}
 class PretrainingJournal(Journal):
     """The journal of a pre-training run; its films per second count every view."""
 
-    def step(
-        self,
-        step: int,
-        losses: Mapping[str, float],
-        rates: Mapping[str, float],
-        norm: float,
-        waited: float,
-        bad: int,
-    ) -> None:
-        self.steps_done = step
-        if not self.main:
-            return
-        wait = self.data_wait(waited)
-        record = {"step": step, **losses, "gradient_norm": norm, **rates}
-        self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
-        if self.line_is_due(step):
-            terms = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "total" and value != 0)
-            self.show(
-                f"epoch {(step - 1) // self.steps_per_epoch + 1}/{self.epochs} step {step}/{self.steps} | "
-                f"loss {losses['total']:.3f} ({terms}) | lr {rates['learning_rate']:.1e} | "
-                f"{self.images_per_second:.0f} images/s | {self.time_left} left | data wait {wait:.1%} | "
-                f"{self.peak_memory() / 2**30:.1f} GB{_skipped(bad)}"
-            )
+    def record(self, losses: Mapping[str, float]) -> Mapping[str, float]:
+        return losses
+
+    def line(self, step: int, losses: Mapping[str, float], rates: Mapping[str, float], wait: float) -> str:
+        terms = " ".join(f"{name} {value:.3f}" for name, value in losses.items() if name != "total" and value != 0)
+        return (
+            f"{self.position(step)} | loss {losses['total']:.3f} ({terms}) | lr {rates['learning_rate']:.1e} | "
+            f"{self.images_per_second:.0f} images/s | {self.time_left} left | data wait {wait:.1%} | "
+            f"{self.peak_memory() / 2**30:.1f} GB"
+        )
 
     def epoch(self, step: int, epoch: int, health: Health | None, numbers: Mapping[str, float]) -> None:
         """Note the end of an epoch: health, and the numbers of observers."""
@@ -212,28 +219,15 @@ class TaskJournal(Journal):
 
     best = ""
 
-    def step(
-        self,
-        step: int,
-        losses: Mapping[str, float],
-        rates: Mapping[str, float],
-        norm: float,
-        waited: float,
-        bad: int,
-    ) -> None:
-        self.steps_done = step
-        if not self.main:
-            return
-        total, wait = sum(losses.values()), self.data_wait(waited)
-        record = {"step": step, "loss": total, **losses, "gradient_norm": norm, **rates}
-        self.write({**record, "images_per_second": self.images_per_second, "data_wait": wait}, step)
-        if self.line_is_due(step):
-            self.show(
-                f"{self.out.parent.name}/{self.out.name} epoch {(step - 1) // self.steps_per_epoch + 1}/{self.epochs} "
-                f"step {step}/{self.steps} | loss {total:.3f}{self.best} | lr {rates['learning_rate']:.1e} | "
-                f"{self.images_per_second:.0f} images/s | {self.time_left} left at most | "
-                f"data wait {wait:.1%}{_skipped(bad)}"
-            )
+    def record(self, losses: Mapping[str, float]) -> Mapping[str, float]:
+        return {"loss": sum(losses.values()), **losses}
+
+    def line(self, step: int, losses: Mapping[str, float], rates: Mapping[str, float], wait: float) -> str:
+        return (
+            f"{self.out.parent.name}/{self.out.name} {self.position(step)} | "
+            f"loss {sum(losses.values()):.3f}{self.best} | lr {rates['learning_rate']:.1e} | "
+            f"{self.images_per_second:.0f} images/s | {self.time_left} left at most | data wait {wait:.1%}"
+        )
 
     def epoch(self, step: int, epoch: int, metric: str, value: float, better: bool, stale: int) -> None:
         """Note the validation result of an epoch."""
@@ -244,7 +238,3 @@ class TaskJournal(Journal):
     def note_best(self, metric: str, value: float, epoch: int) -> None:
         """What the live line says from now on."""
         self.best = f" | best {metric} {value:.3f} (epoch {epoch})"
-
-
-def _skipped(bad: int) -> str:
-    return f" | {bad} bad films skipped" if bad else ""
