@@ -17,7 +17,7 @@ from afire.detect import protocol
 from afire.detect.fit import detection_subsets
 from afire.detect.protocol import check_unseen, chexpert_split, pa_only, plan_test, seen_in_pretraining
 from afire.errors import UserError
-from tests.data.sources.test_chexpert import HEADER, SET
+from tests.data.sources.test_lists_chexpert import HEADER, SET
 
 
 def test_the_manifests_own_lists(films: PackedFilms) -> None:
