@@ -158,7 +158,7 @@ OF_ROOMS = [path for path in TESTS.glob("*/**/test_*.py") if (PACKAGE / path.par
 
 @pytest.mark.parametrize("test", sorted(OF_ROOMS), ids=lambda path: path.relative_to(TESTS).as_posix())
 def test_tests_are_named_after_what_they_test(test: Path) -> None:
-    """``test_X.py`` or ``test_X_aspect.py``: X is a module or a folder of the room, the room itself, or its commands."""
+    """``test_X.py`` or ``test_X_aspect.py``: X is a module or a folder of the room, itself, or its commands."""
     room = PACKAGE / test.parent.relative_to(TESTS)
     names = {path.stem for path in room.iterdir()} | {room.name, "api", "cli"}
     name = test.stem.removeprefix("test_")
