@@ -50,7 +50,7 @@ class ImageConfig(Section):
 
 
 class LesionConfig(Section):
-    """Synthetic lesions (METHOD: SLM). Sizes are in pixels of a 224-px film and scale with the image."""
+    """Synthetic lesions. Sizes are in pixels of a 224-px film and scale with the image."""
 
     kind: Literal["slm", "anatpaste"] = Field("slm", description="slm: the paper's; anatpaste: its ablation")
     count_min: int = Field(1, ge=1, le=16, description="fewest lesions in a film")

@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}); it may be torn or not ours.") from None
+        raise UserError(f"{path} is not valid JSON ({error}); it may be truncated, or not written by afire.") from None
 
 
 @contextmanager
@@ -98,7 +98,9 @@ def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} is damaged or not ours ({type(error).__name__}: {reason}); {remedy}.") from None
+        raise UserError(
+            f"{path} is damaged or not written by afire ({type(error).__name__}: {reason}); {remedy}."
+        ) from None
 
 
 def sha256_text(text: str) -> str:

@@ -29,7 +29,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
 
     def fail(path: Path) -> None:
         path.write_text("half")
-        raise RuntimeError("torn")
+        raise RuntimeError("stopped halfway")
 
     with pytest.raises(RuntimeError):
         write_atomic(target, fail)
@@ -110,6 +110,6 @@ def test_the_folder_of_another_command_is_refused(tmp_path: Path) -> None:
 
 def test_odd_values_in_a_file_are_a_message(tmp_path: Path) -> None:
     for value in ({}, [], None, "text"):
-        message = pytest.raises(UserError, match=r"a\.json is damaged or not ours .*; write it again\.")
+        message = pytest.raises(UserError, match=r"a\.json is damaged or not written by afire .*; write it again\.")
         with message, making_sense_of(tmp_path / "a.json", "write it again"):
             value["missing"]["key"]  # type: ignore[index, call-overload]

@@ -150,3 +150,16 @@ def test_every_folder_says_what_it_knows(folder: Path) -> None:
     """What a room must not learn of is the rule above in words."""
     text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
     assert folder == PACKAGE or re.search(r"^Knows [^\n]*; .*knows no", text, re.MULTILINE), f"{folder} says: {text}"
+
+
+TESTS = Path(__file__).parent
+OF_ROOMS = [path for path in TESTS.glob("*/**/test_*.py") if (PACKAGE / path.parent.relative_to(TESTS)).is_dir()]
+
+
+@pytest.mark.parametrize("test", sorted(OF_ROOMS), ids=lambda path: path.relative_to(TESTS).as_posix())
+def test_tests_are_named_after_what_they_test(test: Path) -> None:
+    """``test_X.py`` or ``test_X_aspect.py``: X is a module or a folder of the room, itself, or its commands."""
+    room = PACKAGE / test.parent.relative_to(TESTS)
+    names = {path.stem for path in room.iterdir()} | {room.name, "api", "cli"}
+    name = test.stem.removeprefix("test_")
+    assert any(name == known or name.startswith(f"{known}_") for known in names), f"{room.name} has {sorted(names)}"

@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _leave_processes() -> None:
-    """End the group of processes, if there is one: a group that is torn down by the interpreter's exit may abort."""
+    """End the group of processes, if there is one: one that is left to the interpreter's exit may abort."""
     distributed = sys.modules.get("torch.distributed")  # not imported for it: most commands never load torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

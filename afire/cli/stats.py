@@ -128,7 +128,7 @@ def _facts(statistics: Statistics, rule: str | None) -> str:
     if statistics.films_without_patient:
         lines.append(f"films without a patient id: {statistics.films_without_patient:,}, each counted as a patient")
     if rule:
-        lines.append(f"the column normal is {rule}")
+        lines.append(f"the column normal: {rule}")
     if statistics.crossing_patients:
         lines.append(f"WARNING: {statistics.crossing_patients:,} patients have films in more than one split")
     return "\n".join(lines)

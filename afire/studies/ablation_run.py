@@ -229,7 +229,7 @@ class TrialClock:
 
 
 def _spent_before(path: Path) -> dict[str, float]:
-    """What earlier starts spent; nothing where there were none or the file is not ours."""
+    """What earlier starts spent; nothing where there were none or the file is damaged."""
     try:
         seconds = read_json(path)
     except UserError:

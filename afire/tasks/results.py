@@ -271,7 +271,7 @@ def read_result(path: Path) -> Result:
         return Result(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{file} is truncated or not ours ({type(error).__name__}: {error}); run the task again."
+            f"{file} is truncated or not written by afire ({type(error).__name__}: {error}); run the task again."
         ) from None
 
 

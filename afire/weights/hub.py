@@ -71,7 +71,7 @@ def download(name: HubName) -> Path:
             return Path(snapshot_download(name.repo, revision=name.revision, ignore_patterns=_NOT_WEIGHTS))
         except LocalEntryNotFoundError:
             raise UserError(
-                f"{name} is not in the local cache and the hub cannot be reached; go online once, or carry the bundle "
+                f"{name} is not in the local cache and the hub cannot be reached; go online once, or copy the bundle "
                 "here and use its folder (afire push --cache puts it into the cache)."
             ) from None
         except HFValidationError as error:

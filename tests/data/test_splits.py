@@ -161,11 +161,11 @@ def test_a_split_round_trips_and_refuses_other_films(tmp_path: Path) -> None:
 def test_broken_split_files_are_one_message(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"format": 1, "hash": "x"}))
-    with pytest.raises(UserError, match=r"split\.json is damaged or not ours"):
+    with pytest.raises(UserError, match=r"split\.json is damaged or not written by afire"):
         read_split(path)
     write_split(random_split(films(40)), path)
     path.write_text(path.read_text().replace('"scope": "all"', '"scope": "ail"'))
-    with pytest.raises(UserError, match="damaged or not ours"):
+    with pytest.raises(UserError, match="damaged or not written by afire"):
         read_split(path)
     path.write_text("{}")
     with pytest.raises(UserError, match="not a split file"):

@@ -81,7 +81,7 @@ def test_what_is_not_a_result_is_a_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no result\.json"):
         read_result(tmp_path)
     (tmp_path / "result.json").write_text('{"format": 1, "task": "probe"}')
-    with pytest.raises(UserError, match="truncated or not ours"):
+    with pytest.raises(UserError, match="truncated or not written by afire"):
         read_result(tmp_path)
     (tmp_path / "result.json").write_text('{"format": 99}')
     with pytest.raises(UserError, match="not a result of format 1"):

@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
     for number, name in enumerate(names):
         save(draw_chest(rng, 80 if label[number] else 120, 160), root / name)
     (root / names[7]).write_bytes((root / names[3]).read_bytes())
-    (root / names[9]).write_bytes(b"torn")
+    (root / names[9]).write_bytes(b"no image")
     table = {"image": names, "view": "<i>PA</i>", "patient": [f"p{n // 2}" for n in range(60)]}
     manifest = make_manifest(pd.DataFrame({**table, "label:<u>A</u>": label}), root)
     return render_audit(audit_manifest(manifest, workers=1))

@@ -1,0 +1,217 @@
+"""Recorded steps: `afire` commands with names, each with a file that says how far it came, with what.
+
+What `afire reproduce` and `afire detect bench` run.
+
+OUT/steps/NAME.json    state, command, a hash of the command and of everything it started from, seconds, memory
+OUT/steps/NAME.log     what the command said
+
+What is done is done only for the same command and the same films; anything else in the same folder is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from afire.errors import UserError
+from afire.files import read_json, sha256_file, sha256_text, write_atomic, write_json
+from afire.studies.steps import SECONDS_TO_SAVE, Command, Ended, Outcome, Report, Step, run_steps
+
+FORMAT = 1
+STEPS = "steps"
+# What tells a folder's content apart without reading all of it: of a pack, a run, a bundle, a detector.
+_TELLTALES = ("pack.json", "summary.json", "data.json", "bundle.json", "detector.json", "result.json")
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One command, without the leading ``afire``.
+
+    ``resume`` words are added when an earlier start began it (and ``resume_when`` exists, if given). ``complete`` is
+    what the command writes last: with it there, an earlier start ended just before it could say so. ``keeps`` are
+    copies made at the end, because a later step may write over the originals. ``inputs`` come from outside.
+    ``machine`` words (device, jobs) decide nothing about the result.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    resume: tuple[str, ...] = ()
+    resume_when: Path | None = None
+    complete: Path | None = None
+    keeps: tuple[tuple[Path, Path], ...] = ()
+    inputs: tuple[Path, ...] = ()
+    machine: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command as one would type it."""
+        return shlex.join(["afire", *self.words, *self.machine])
+
+
+@dataclass(frozen=True)
+class StepFile:
+    """What is known about a step from earlier starts."""
+
+    state: Literal["begun", "done"]
+    hash: str
+    command: str
+    seconds: float
+    processor_seconds: float = 0.0
+    peak_bytes: int = 0  # of memory
+
+    def write(self, out: Path, name: str) -> None:
+        write_json(step_path(out, name), {"format": FORMAT, **vars(self)})
+
+
+def step_path(out: Path, name: str, ending: str = "json") -> Path:
+    """The file of a step, or its log."""
+    return out / STEPS / f"{name}.{ending}"
+
+
+def read_step(out: Path, name: str) -> StepFile | None:
+    """What an earlier start left, or None; a truncated file counts as none."""
+    try:
+        raw: Any = read_json(step_path(out, name))
+    except UserError:
+        return None
+    if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
+        return None
+    return StepFile(**raw)
+
+
+def step_hashes(steps: Sequence[PlannedStep], out: Path) -> dict[str, str]:
+    """A hash for each step: its words, its inputs' content, and the hashes of the steps it needs."""
+    hashes: dict[str, str] = {}
+    for step in steps:
+        prints = {str(path): fingerprint(path) for path in step.inputs}
+        # The folder itself may be spelt otherwise or be moved: that changes nothing.
+        words = [prints.get(word, word.replace(str(out), "OUT", 1)) for word in step.words]
+        decides = {"words": words, "inputs": list(prints.values()), "needs": [hashes[name] for name in step.needs]}
+        hashes[step.name] = sha256_text(json.dumps(decides))
+    return hashes
+
+
+def fingerprint(path: Path) -> str:
+    """What tells this file or folder from another one; its name where nothing else is there to look at."""
+    if path.is_file():
+        return sha256_file(path)
+    telling: Mapping[str, str] = {name: sha256_file(path / name) for name in _TELLTALES if (path / name).is_file()}
+    return sha256_text(json.dumps(telling)) if telling else str(path.resolve())
+
+
+def is_done(step: PlannedStep, record: StepFile | None, digest: str) -> bool:
+    """Whether an earlier start finished this very step and its copies are there."""
+    return (
+        record is not None
+        and record.state == "done"
+        and record.hash == digest
+        and all(copy.exists() for _, copy in step.keeps)
+    )
+
+
+def refuse_another(out: Path, step: PlannedStep, record: StepFile | None, digest: str) -> None:
+    """A step of other settings or other films must not be mixed with these."""
+    if record is None or record.hash == digest:
+        return
+    if record.command != step.command:
+        before, now = _differing(record.command, step.command)
+        what = f"was run with {before}, and would now be run with {now}"
+    else:
+        what = "started from other films or weights"
+    raise UserError(f"step {step.name} in {out} {what}; repeat the earlier settings, or choose another --out.")
+
+
+def _differing(before: str, now: str) -> tuple[str, str]:
+    """The words in which two commands differ, quoted."""
+    first, second = shlex.split(before), shlex.split(now)
+    only = [[word for word in mine if word not in other] for mine, other in ((first, second), (second, first))]
+    gone, new = (" ".join(words[:4]) or "nothing of the kind" for words in only)
+    return f"`{gone}`", f"`{new}`"
+
+
+_SECONDS_TO_SAVE = SECONDS_TO_SAVE + 60  # a step may itself run steps that save
+
+
+def run_planned(
+    planned: Sequence[PlannedStep],
+    out: Path,
+    report: Report,
+    *,
+    jobs: int = 1,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome:
+    """Run what is not done yet, in order, ``jobs`` side by side.
+
+    What does not fit to earlier starts is refused before anything is run. Commands see ``environment`` too.
+    """
+    hashes = step_hashes(planned, out)
+    for step in planned:
+        refuse_another(out, step, read_step(out, step.name), hashes[step.name])
+    steps = [RecordedStep(step, out, hashes[step.name], environment) for step in planned]
+    return run_steps(steps, report, jobs=jobs, grace=_SECONDS_TO_SAVE)
+
+
+class RecordedStep(Step):
+    """A planned step with its file in ``out``."""
+
+    def __init__(
+        self, planned: PlannedStep, out: Path, digest: str, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.planned, self.out, self.digest, self.environment = planned, out, digest, environment
+        self.name, self.needs = planned.name, planned.needs
+        self.before = read_step(out, planned.name)
+
+    def is_done(self) -> bool:
+        return is_done(self.planned, self.before, self.digest)
+
+    def is_begun(self) -> bool:
+        when = self.planned.resume_when
+        return self.before is not None and (when is None or when.exists())
+
+    def command(self, slot: int) -> Command | None:
+        step = self.planned
+        if self.before is not None and step.complete is not None and step.complete.exists():
+            return None  # an earlier start ended just before it could say so
+        self._write("begun", Ended(0, 0.0, 0.0))
+        words = (*step.words, *step.machine, *(step.resume if self.is_begun() else ()))
+        log, lock = (step_path(self.out, self.name, ending) for ending in ("log", "lock"))
+        return Command(words, log, lock, environment=self.environment)
+
+    def ended(self, how: Ended) -> bool:
+        if how.code or how.stopped:
+            self._write("begun", how)
+            return False
+        for source, target in self.planned.keeps:
+            write_atomic(target, lambda path, source=source: _copy(source, path))  # type: ignore[misc]
+        self._write("done", how)
+        return True
+
+    def seconds(self) -> float:
+        record = read_step(self.out, self.name)
+        return record.seconds if record is not None else 0.0
+
+    def announcement(self) -> str:
+        return self.planned.command
+
+    def _write(self, state: Literal["begun", "done"], how: Ended) -> None:
+        """What this start took comes on top of what earlier ones did."""
+        before = self.before or StepFile("begun", "", "", 0.0)
+        StepFile(
+            state,
+            self.digest,
+            self.planned.command,
+            round(before.seconds + how.seconds, 2),
+            round(before.processor_seconds + how.processor_seconds, 2),
+            max(before.peak_bytes, how.peak_bytes),
+        ).write(self.out, self.name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
