@@ -49,6 +49,7 @@ ADAPT = "adapt"  # folder of a detector with the training of its networks
 BATCH = 64
 _NETWORKS = "model."  # prefix of the networks' tensors in a detector's state
 
+Begin = Literal["method", "trunk", "nothing"]
 Rows = NDArray[np.int64]
 Heat = NDArray[np.float32]
 
@@ -174,7 +175,7 @@ class AnomalyDetector(nn.Module, ABC):
     method: ClassVar[str]
     Settings: ClassVar[type[DetectorConfig]]
     meanings: ClassVar[Mapping[str, str]]  # every score that it may give, and what it is
-    takes: ClassVar[Literal["method", "trunk", "nothing"]] = "method"
+    takes: ClassVar[Begin] = "method"
     """What it starts from: the whole networks of a pre-training, the trunk of any weights, or no weights at all."""
 
     def __init__(self, model: nn.Module, config: Config, grid: Grid, settings: DetectorConfig) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from afire.config import Config, RunConfig, Section, TrainingConfig
-from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
+from afire.detect.base import AnomalyDetector, Begin, FitTask, Look, NormalFilms, Subsets
 from afire.detect.fit import batch_of, train_networks
 from afire.detect.normals import Standard
 from afire.errors import UserError
@@ -72,7 +72,7 @@ class LearnedDetector(AnomalyDetector):
     :meth:`examine`; where something is to be kept of normal films once the networks are trained, :meth:`learn`.
     """
 
-    takes = "nothing"
+    takes: ClassVar[Begin] = "nothing"
     Networks: ClassVar[type[Learner]]
     published: ClassVar[str]
     """Of the paper: data size, length and network, in a few words, for tables."""

@@ -196,7 +196,8 @@ def _lying(manifest: Manifest, rows: Rows) -> Floats | None:
     views = views_of(manifest, rows)
     if set(views.tolist()) != {"AP", "PA"}:
         return None
-    return (views == "AP").astype(np.float64)
+    lying: Floats = (views == "AP").astype(np.float64)
+    return lying
 
 
 def _jpeg_bytes(manifest: Manifest, rows: Rows) -> Floats | None:
