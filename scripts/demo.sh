@@ -7,8 +7,9 @@ epochs=$3
 
 say() { printf '\n\033[1m%s\033[0m\n' "$1"; }
 
-say "1. Draw $films phantom chest films, normal and with five findings"
-afire data phantom --count "$films" --size 224 --seed 0 --out "$out/phantom"
+say "1. Draw $films phantom chest films, normal and with five of its fourteen findings: enough of each to learn from"
+afire data phantom --count "$films" --size 224 --seed 0 --out "$out/phantom" \
+  --findings Nodule,Consolidation,Effusion,Cardiomegaly,Pneumothorax
 say "2. What is in them"
 afire data stats --data "$out/phantom/manifest.parquet"
 say "3. Audit: leaks, duplicates, inverted films, shortcuts"

@@ -119,10 +119,11 @@ def test_commands_say_the_same_of_old_packs_runs_bundles_and_detectors(v0: Path,
 def test_the_phantom_is_drawn_as_before(v0: Path) -> None:
     start(v0, *frozen.PHANTOM, "--out", "drawn")
 
-    old, new = (pd.read_parquet(v0 / name / "manifest.parquet") for name in ("phantom", "drawn"))
+    folders = (frozen.PHANTOM_FIXTURE, v0 / "drawn")
+    old, new = (pd.read_parquet(folder / "manifest.parquet") for folder in folders)
     pd.testing.assert_frame_equal(new[list(old)], old)
     for image in old["image"]:
-        films = [np.asarray(Image.open(v0 / name / image), np.int16) for name in ("phantom", "drawn")]
+        films = [np.asarray(Image.open(folder / image), np.int16) for folder in folders]
         np.testing.assert_allclose(*films, rtol=0, atol=1, err_msg=image)
 
 

@@ -30,21 +30,26 @@ def phantom(
     size: Annotated[int, typer.Option("--size", help="Side of the films in pixels.")] = 224,
     seed: Seed = 0,
     normal_share: Annotated[float, typer.Option("--normal-share", help="Share of films without disease.")] = 0.5,
+    findings: Annotated[
+        str | None, typer.Option("--findings", help="Diseases to draw, as in Mass,Nodule; all fourteen by default.")
+    ] = None,
     workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores by default.", min=1)] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Draw chest films with five diseases, masks, boxes and lung fields.
+    """Draw chest films with fourteen diseases, masks, boxes and lung fields.
 
     A rerun continues, and a larger --count adds films.
 
     Example: [cyan]afire data phantom --count 2000 --size 224 --seed 1 --out phantom[/cyan]
     """
-    from afire.cli.options import console
+    from afire.cli.options import console, parse_labels
+    from afire.data.phantom.diseases import DISEASES
     from afire.data.phantom.write import write_phantom
     from afire.files import write_atomic
 
-    manifest = write_phantom(out, count, size, seed, workers, normal_share=normal_share)
+    kinds = parse_labels(findings) or DISEASES
+    manifest = write_phantom(out, count, size, seed, workers, normal_share=normal_share, findings=kinds)
     sheet = _sheet(manifest)
     write_atomic(out / "contact_sheet.png", lambda temporary: sheet.save(temporary, format="PNG"))
     if not quiet:

@@ -301,6 +301,14 @@ def test_a_large_table_is_checked_as_a_whole(tmp_path: Path, monkeypatch: pytest
     assert calls == ["../x.jpg"]
 
 
+def test_a_parquet_file_with_a_damaged_text_is_a_message(tmp_path: Path) -> None:
+    path = tmp_path / "m.parquet"
+    pq.write_table(pa.table({"image": ["a.png"], "patient": ["20f6d8b8"]}), path, compression="none")
+    path.write_bytes(path.read_bytes().replace(b"20f6d8b8", b"20f6\xe48b8"))  # one bit: no longer UTF-8
+    with pytest.raises(UserError, match=r"m\.parquet is not a readable Parquet file"):
+        read_manifest(path)
+
+
 def test_a_parquet_file_with_damaged_notes_of_pandas_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "m.parquet"
     notes = {"pandas": json.dumps({"index_columns": [], "columns": [{}], "column_indexes": []})}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -14,10 +15,20 @@ import pytest
 import torch
 from PIL import Image
 
+from afire.data import pack as module
 from afire.data.decode import fit_square, read_film
 from afire.data.manifest import Manifest, make_manifest, write_manifest
-from afire.data.pack import DecodedFilms, PackedFilms, PackSettings, open_films, open_manifest, pack, read_summary
-from afire.errors import UserError
+from afire.data.pack import (
+    FILE_DIGEST,
+    DecodedFilms,
+    PackedFilms,
+    PackSettings,
+    open_films,
+    open_manifest,
+    pack,
+    read_summary,
+)
+from afire.errors import ImageError, UserError
 from tests import commands
 
 SMALL = PackSettings(size=32)
@@ -181,6 +192,126 @@ def test_a_truncated_journal_line_is_packed_again(tmp_path: Path) -> None:
     lines = journal.read_text().splitlines()
     journal.write_text("\n".join([*lines[:2], lines[2][:10]]))
     assert pack(manifest, tmp_path / "pack", SMALL, workers=1).hash == whole.hash
+
+
+def replace_film(manifest: Manifest, row: int, by: int) -> None:
+    """Another film in its place, of the same size and time."""
+    path = manifest.path(row)
+    times = path.stat()
+    path.write_bytes(manifest.path(by).read_bytes())
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def same_pack(first: Path, second: Path) -> bool:
+    return all((first / name).read_bytes() == (second / name).read_bytes() for name in ("images.npy", "pack.json"))
+
+
+def test_a_film_that_changed_is_packed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = draw(tmp_path / "films", 6)
+    before = pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    reader = PackedFilms(tmp_path / "pack")
+    film = reader[2].clone()
+    replace_film(manifest, 2, by=4)
+    after = pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert after.hash != before.hash and "packed again: film0002.png" in caplog.text
+    pack(manifest, tmp_path / "fresh", SMALL, workers=1)
+    assert same_pack(tmp_path / "pack", tmp_path / "fresh") and not (tmp_path / "pack/images.npy.part").exists()
+    films = PackedFilms(tmp_path / "pack")
+    assert torch.equal(films[2], films[4]) and films.manifest.table[FILE_DIGEST].nunique() == 5
+    assert torch.equal(reader[2], film), "who has the pack open keeps the films of before"
+
+
+def test_a_film_that_changed_while_packing_was_stopped_is_packed_again(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 70)
+    good = manifest.path(66).read_bytes()
+    manifest.path(66).write_bytes(b"not a film")
+    with pytest.raises(UserError, match=r"film0066\.png"):
+        pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    manifest.path(66).write_bytes(good)
+    replace_film(manifest, 3, by=5)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    pack(manifest, tmp_path / "fresh", SMALL, workers=1)
+    assert same_pack(tmp_path / "pack", tmp_path / "fresh")
+
+
+def test_packing_again_can_be_interrupted_and_the_film_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is done, the pack is that of before; no start mixes pixels of one content with the record of another."""
+    manifest = draw(tmp_path / "films", 6)
+    old = manifest.path(2).read_bytes()
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    before = PackedFilms(tmp_path / "pack").batch(range(6))
+    replace_film(manifest, 2, by=4)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "_flush", killed)
+        pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert torch.equal(PackedFilms(tmp_path / "pack").batch(range(6)), before)
+    manifest.path(2).write_bytes(old)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert torch.equal(PackedFilms(tmp_path / "pack").batch(range(6)), before)
+
+
+def test_a_film_whose_file_is_gone_stays_and_one_that_is_broken_now_does_not(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 6)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    manifest.path(1).unlink()
+    assert pack(manifest, tmp_path / "pack", SMALL, workers=1).films == 6
+    manifest.path(2).write_bytes(b"not a film")
+    with pytest.raises(UserError, match=r"film0002\.png.*--on-error skip"):
+        pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert len(PackedFilms(tmp_path / "pack")) == 6, "that of before, until there is another"
+    assert pack(manifest, tmp_path / "pack", SMALL, "skip", workers=1).films == 5
+    assert PackedFilms(tmp_path / "pack").batch(range(5)).shape == (5, 1, 32, 32)
+
+
+def alter(folder: Path, row: int) -> None:
+    images = np.load(folder / "images.npy", mmap_mode="r+")
+    images[row, 3, 3] ^= 1
+    images.flush()
+
+
+def test_an_altered_film_is_refused_where_it_is_read_and_repaired_by_packing_again(tmp_path: Path) -> None:
+    manifest = draw(tmp_path / "films", 6)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    pack(manifest, tmp_path / "whole", SMALL, workers=1)
+    alter(tmp_path / "pack", 3)
+    films = PackedFilms(tmp_path / "pack")
+    assert films.batch([0, 1, 2, 4, 5]).shape == (5, 1, 32, 32)
+    for read in (lambda: films.raw([2, 3]), lambda: films.batch([3]), lambda: films[3]):
+        with pytest.raises(ImageError, match=r"film0003\.png \(row 3\) are not those that were packed; the same"):
+            read()
+    assert list(films.altered(range(6))) == [3]
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert same_pack(tmp_path / "pack", tmp_path / "whole")
+
+
+def test_a_film_is_compared_once(tmp_path: Path) -> None:
+    """It costs a part of a millisecond, but an epoch reads every film again."""
+    pack(draw(tmp_path / "films", 3), tmp_path / "pack", SMALL, workers=1)
+    films = PackedFilms(tmp_path / "pack")
+    with mock.patch.object(module, "pixel_digest", wraps=module.pixel_digest) as digest:
+        for _ in range(3):
+            films.batch([0, 1, 1])
+    assert digest.call_count == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "other shape", "rubbish"])
+def test_a_damaged_array_is_packed_anew(tmp_path: Path, damage: str) -> None:
+    manifest = draw(tmp_path / "films", 3)
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    pack(manifest, tmp_path / "whole", SMALL, workers=1)
+    file = tmp_path / "pack/images.npy"
+    if damage == "other shape":
+        np.save(file, np.zeros((2, 32, 32), np.uint8))
+    else:
+        file.write_bytes(file.read_bytes()[:500] if damage == "cut" else b"rubbish")
+    pack(manifest, tmp_path / "pack", SMALL, workers=1)
+    assert same_pack(tmp_path / "pack", tmp_path / "whole")
 
 
 @pytest.mark.slow

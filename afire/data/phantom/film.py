@@ -5,19 +5,24 @@ It is composed as path lengths through tissue and then exposed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from afire.data.manifest import Box
-from afire.data.phantom import diseases as extras
-from afire.data.phantom import skeleton
-from afire.data.phantom.anatomy import Patient, Pose, Thorax, draw_patient
-from afire.data.phantom.diseases import CHANGES, DISEASES, Chest, enlarged_heart
-from afire.data.phantom.physics import BONE, LUNG, WATER, Array, Exposure, Frame, draw_exposure, expose, mottle, stream
+from afire.data.phantom import skeleton, vessels
+from afire.data.phantom.anatomy import Patient, Pose, draw_patient, draw_pose
+from afire.data.phantom.chest import Chest
+from afire.data.phantom.diseases import BOTH_SIDES, CHANGES, DISEASES, draw_severity
+from afire.data.phantom.maps import ANATOMY, LUNGS, Bools, anatomy_maps
+from afire.data.phantom.objects import Objects, draw_edges, draw_objects
+from afire.data.phantom.physics import BONE, LUNG, WATER, Array, Frame, mottle, stream
+from afire.data.phantom.pleura import enlargement, flattening
+from afire.data.phantom.skeleton import Bones
+from afire.data.phantom.style import Style, draw_style, expose
+from afire.data.phantom.thorax import Thorax
 from afire.errors import UserError
 
 # Films come in blocks of 12 that 5 patients share, so a film's patient is known without counting from the first.
@@ -25,7 +30,6 @@ _FILMS_PER_BLOCK = 12
 _PATIENTS_PER_BLOCK = 5
 _GOLDEN = 0.6180339887498949
 _SECOND_FINDING = 0.15
-Bools = NDArray[np.bool_]
 
 
 def patient_of(seed: int, index: int) -> int:
@@ -56,14 +60,34 @@ def split_of(seed: int, number: int) -> str:
     return "train" if place < 0.7 else "val" if place < 0.8 else "test"
 
 
-def draw_findings(seed: int, index: int, normal_share: float) -> tuple[str, ...]:
-    """Diseases of film ``index``: none on ``normal_share`` of the films, else one, sometimes two."""
+def draw_findings(seed: int, index: int, normal_share: float, among: Sequence[str] = DISEASES) -> tuple[str, ...]:
+    """Diseases of film ``index``: none on ``normal_share`` of the films, else one ``among`` them, sometimes two."""
     rng = stream(seed, "findings", index)
     if rng.random() < normal_share:
         return ()
     count = 2 if rng.random() < _SECOND_FINDING else 1
-    chosen = rng.permutation(len(DISEASES))[:count]
-    return tuple(DISEASES[i] for i in np.sort(chosen))
+    kinds = [name for name in DISEASES if name in among]
+    chosen = rng.permutation(len(kinds))[:count]
+    return tuple(kinds[i] for i in np.sort(chosen))
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """Who is on a film and how they stand: what a manifest says about it, known without drawing."""
+
+    patient: Patient
+    pose: Pose
+
+    @property
+    def view(self) -> str:
+        """PA or AP."""
+        return self.pose.view
+
+
+def sitting_of(seed: int, index: int) -> Sitting:
+    """Patient and pose of film ``index``."""
+    patient = draw_patient(seed, patient_of(seed, index))
+    return Sitting(patient, draw_pose(stream(seed, "pose", index), patient))
 
 
 @dataclass(frozen=True)
@@ -72,74 +96,154 @@ class PhantomFilm:
 
     image: Array  # (S, S) in [0, 1], bright = dense
     labels: dict[str, int]  # every disease: 1 present, 0 absent
+    severity: dict[str, float]  # of each disease that is present, 0 hardly seen .. 1
     masks: dict[str, Bools]  # (S, S) for each disease that is present
     boxes: tuple[Box, ...]  # one for each mask
-    lungs: Bools  # (S, S) the lung fields, with whatever disease lies in them
-    patient: str
-    view: str
+    anatomy: Bools  # (A, S, S), one map for each name in ANATOMY, with whatever disease lies there
+    devices: tuple[str, ...]
+    sitting: Sitting
+    style: Style
 
     @property
     def normal(self) -> bool:
         """Without any disease."""
         return not self.masks
 
+    @property
+    def lungs(self) -> Bools:
+        """(S, S) the lung fields, with whatever disease lies in them."""
+        fields: Bools = np.logical_or.reduce(self.anatomy[: len(LUNGS)])
+        return fields
+
+    @property
+    def patient(self) -> str:
+        """The id a manifest carries."""
+        return patient_id(self.sitting.patient.number)
+
+    @property
+    def view(self) -> str:
+        """PA or AP."""
+        return self.sitting.view
+
+    def where(self, name: str) -> Bools:
+        """The map (S, S) of one part of the anatomy."""
+        part: Bools = self.anatomy[ANATOMY.index(name)]
+        return part
+
 
 def draw_film(
-    seed: int, index: int, size: int, *, normal_share: float = 0.5, diseases: Sequence[str] | None = None
+    seed: int,
+    index: int,
+    size: int,
+    *,
+    normal_share: float = 0.5,
+    among: Sequence[str] = DISEASES,
+    diseases: Sequence[str] | None = None,
+    severity: float | None = None,
+    style: Style | None = None,
 ) -> PhantomFilm:
     """Film ``index`` of the phantom ``seed`` at ``size`` x ``size`` pixels.
 
-    Depends on its arguments only. ``diseases`` replaces the drawn ones and leaves everything else as it is:
-    ``diseases=()`` is the same film of the same patient in health.
+    Depends on its arguments only. ``among`` are the diseases it may have. ``diseases``, ``severity`` and ``style``
+    replace what would be drawn and leave everything else as it is: ``diseases=()`` is the same film of the same patient
+    in health.
     """
     if diseases is None:
-        diseases = draw_findings(seed, index, normal_share)
-    unknown = [name for name in diseases if name not in CHANGES]
-    if unknown:
-        raise UserError(f"unknown disease {unknown[0]!r}; the phantom draws {', '.join(DISEASES)}.")
-    number = patient_of(seed, index)
-    patient = draw_patient(seed, number)
-    pose = _draw_pose(stream(seed, "pose", index))
-    enlarged = enlarged_heart(_disease_stream(seed, index, "Cardiomegaly")) if "Cardiomegaly" in diseases else None
-    thorax = Thorax(patient, pose, enlarged)
-    frame = _draw_frame(stream(seed, "frame", index), size, thorax)
-    inside = thorax.look(*frame.grid)
-    grown = skeleton.vessel_tree(stream(seed, "vessels", number), patient, patient.dome + 4)
-    tree = skeleton.place_vessels(grown, thorax)
-    lung = inside.lung
-    vessels = skeleton.vessels(frame, tree) * np.clip(lung / 3, 0, 1)
-    chest = Chest(frame, thorax, tree, lung, vessels, np.zeros_like(lung), np.zeros_like(lung))
-    masks = _afflict(chest, seed, index, diseases)
-    image = _compose(chest, draw_exposure(stream(seed, "exposure", index)), seed, index)
+        diseases = draw_findings(seed, index, normal_share, check_diseases(among))
+    severities = _severities(seed, index, check_diseases(diseases), severity)
+    sitting = sitting_of(seed, index)
+    healthy = Thorax(sitting.patient, sitting.pose)
+    thorax = _with_outlines(healthy, severities)
+    frame = _draw_frame(stream(seed, "frame", index), size, healthy)
+    chest = _chest(frame, thorax, seed)
+    masks = _afflict(chest, seed, index, severities)
+    objects_rng = stream(seed, "objects", index)
+    objects = draw_objects(objects_rng, frame, thorax)
+    edges = draw_edges(objects_rng, frame, healthy)
+    bones = skeleton.bones(frame, thorax)
+    style = draw_style(stream(seed, "style", index)) if style is None else style
+    image = edges.apply(_compose(chest, bones, objects, style, seed, index))
+    visible = edges.visible
+    if visible is not None:
+        masks = {name: _kept(mask, visible) for name, mask in masks.items()}
     return PhantomFilm(
-        image=image,
+        image=np.clip(image, 0, 1).astype(np.float32),
         labels={name: int(name in masks) for name in DISEASES},
+        severity=dict(severities),
         masks=masks,
         boxes=tuple(bounds(name, mask) for name, mask in masks.items()),
-        lungs=np.asarray(inside.field),
-        patient=patient_id(number),
-        view="PA",
+        anatomy=anatomy_maps(frame, thorax, chest.inside, bones, objects, visible),
+        devices=tuple(objects.names),
+        sitting=sitting,
+        style=style,
     )
 
 
-def _disease_stream(seed: int, index: int, name: str) -> np.random.Generator:
-    return stream(seed, "disease", index, DISEASES.index(name))
+def check_diseases(names: Sequence[str]) -> Sequence[str]:
+    """``names``, if the phantom can draw all of them."""
+    unknown = [name for name in names if name not in CHANGES]
+    if unknown:
+        raise UserError(f"unknown disease {unknown[0]!r}; the phantom draws {', '.join(DISEASES)}.")
+    return names
 
 
-def _afflict(chest: Chest, seed: int, index: int, diseases: Sequence[str]) -> dict[str, Bools]:
+def _severities(seed: int, index: int, diseases: Sequence[str], severity: float | None) -> dict[str, float]:
+    """Each disease of the film with its severity, in the order in which they are drawn."""
+    if severity is not None and not 0 <= severity <= 1:
+        raise UserError(f"a severity of {severity:g} is not possible; choose from 0 (hardly seen) to 1.")
+    rng = stream(seed, "disease", index, len(DISEASES) + 1)
+    drawn = {name: draw_severity(rng) for name in DISEASES}
+    return {name: drawn[name] if severity is None else severity for name in DISEASES if name in diseases}
+
+
+def _with_outlines(healthy: Thorax, severities: Mapping[str, float]) -> Thorax:
+    """The chest's soft parts, with what a disease does to their outlines."""
+    heart, lungs = severities.get("Cardiomegaly"), severities.get("Emphysema")
+    if heart is None and lungs is None:
+        return healthy
+    return Thorax(
+        healthy.patient,
+        healthy.pose,
+        enlarged=None if heart is None else enlargement(heart, healthy.pose.magnified),
+        flattened=0.0 if lungs is None else flattening(lungs),
+    )
+
+
+def _chest(frame: Frame, thorax: Thorax, seed: int) -> Chest:
+    """The inside of the chest in health."""
+    patient = thorax.patient
+    inside = thorax.look(*frame.grid, frame.columns(-thorax.middle, thorax.middle))
+    tree = vessels.place_vessels(_vessel_tree(seed, patient), thorax)
+    lung = inside.lung
+    # before heart and mediastinum the vessels are hardly seen
+    open_lung = np.clip(lung / np.clip(inside.cavity, 0.5, 99) * np.float32(2.2) - np.float32(0.35), 0, 1)
+    shadows = vessels.vessels(frame, tree) * open_lung * np.clip(lung * np.float32(1 / 3), 0, 1)
+    empty = np.zeros_like(lung)
+    return Chest(frame, thorax, tree, inside, lung, shadows, air=empty, water=empty)
+
+
+@lru_cache(maxsize=16)  # the films of a patient are drawn one after the other
+def _vessel_tree(seed: int, patient: Patient) -> vessels.Tree:
+    return vessels.vessel_tree(stream(seed, "vessels", patient.number), patient, patient.dome + 4)
+
+
+def _afflict(chest: Chest, seed: int, index: int, severities: Mapping[str, float]) -> dict[str, Bools]:
     """Change the chest by each disease in turn, on alternate sides so that none hides another; return their masks."""
     side = 1 if stream(seed, "disease", index, len(DISEASES)).random() < 0.5 else -1
     masks: dict[str, Bools] = {}
-    for name in DISEASES:
-        if name not in diseases:
-            continue
-        extent = CHANGES[name](chest, _disease_stream(seed, index, name), side)
+    for name, severity in severities.items():
+        rng = stream(seed, "disease", index, DISEASES.index(name))
+        extent = CHANGES[name](chest, rng, side, severity)
         mask = extent > 0.5
-        if not mask.any():  # smaller than a pixel of a tiny film
-            mask = extent == extent.max()
-        masks[name] = mask
-        side = side if name == "Cardiomegaly" else -side
+        masks[name] = mask if mask.any() else extent == extent.max()  # smaller than a pixel of a tiny film
+        side = side if name in BOTH_SIDES else -side
     return masks
+
+
+def _kept(mask: Bools, visible: Bools) -> Bools:
+    """What can be seen of a mask; all of it where that would be nothing."""
+    seen: Bools = mask & visible
+    return seen if seen.any() else mask
 
 
 def bounds(label: str, mask: Bools) -> Box:
@@ -156,64 +260,53 @@ def bounds(label: str, mask: Bools) -> Box:
     )
 
 
-def _draw_pose(rng: np.random.Generator) -> Pose:
-    return Pose(
-        breath=float(np.clip(rng.gamma(1.8, 0.8), 0, 4.5)),
-        yaw=float(np.deg2rad(np.clip(rng.normal(0, 2.5), -6, 6))),
-        arm=float(np.deg2rad(rng.uniform(6, 45))),
-        shrug=float(np.clip(rng.normal(0, 0.8), -1.5, 2)),
-    )
-
-
 def _draw_frame(rng: np.random.Generator, size: int, thorax: Thorax) -> Frame:
     """Where the film lies: the lungs are always on it, the rest as it comes."""
     p = thorax.patient
-    width = 2 * p.width + rng.uniform(7.5, 18)
-    height = max(width * rng.uniform(0.95, 1.12), thorax.base - p.apex + 9.5)
-    top = p.apex - rng.uniform(2.5, 7.0)
+    width = 2 * p.width + rng.uniform(4.0, 13.0)
+    height = max(width * rng.uniform(0.88, 1.12), thorax.base - p.apex + 4.5)
+    top = p.apex - rng.uniform(1.0, 6.0)
+    top = min(max(top, thorax.base + 1.5 - height), p.apex - 1.0)
     return Frame(
         size=size,
-        centre=(float(np.clip(rng.normal(0, 0.9), -2, 2)), float(top + height / 2)),
+        centre=(float(np.clip(rng.normal(0, 0.7), -1.5, 1.5)), float(top + height / 2)),
         extent=(float(width), float(height)),
-        roll=float(np.deg2rad(np.clip(rng.normal(0, 1.3), -4, 4))),
+        roll=float(np.deg2rad(np.clip(rng.normal(0, 1.6), -5, 5))),
         yaw=thorax.pose.yaw,
     )
 
 
-def _compose(chest: Chest, exposure: Exposure, seed: int, index: int) -> Array:
-    """Sum what the rays pass through, expose the film and mark it."""
-    frame, thorax = chest.frame, chest.thorax
-    body = thorax.body(*frame.grid)
-    objects = stream(seed, "objects", index)
-    tissue = _tissue(chest, body, exposure, stream(seed, "texture", index))
-    tissue -= extras.stomach_gas(objects, frame, thorax)
-    bone = skeleton.bones(frame, thorax)
-    wires = extras.leads(objects, frame, thorax)
-    attenuation = WATER * np.clip(tissue, 0, None) + BONE * (bone if wires is None else bone + wires)
-    image = expose(
-        attenuation, body, _window(thorax.patient), exposure, frame, stream(seed, "pixels", index, frame.size)
+def _compose(chest: Chest, bones: Bones, objects: Objects, style: Style, seed: int, index: int) -> Array:
+    """Sum what the rays pass through and expose the film."""
+    frame, patient = chest.frame, chest.thorax.patient
+    body = chest.thorax.body(frame)
+    tissue = _tissue(chest, body, stream(seed, "texture", index)) - objects.gas + objects.soft
+    # a child is smaller than it is drawn, and its thinner bones stand out the more
+    scale = np.float32(patient.scale)
+    attenuation = WATER * scale * np.clip(tissue, 0, 999) + BONE * np.float32(patient.scale**0.65) * bones.path
+    attenuation = attenuation + scale * objects.dense
+    window = tuple(patient.scale * level for level in _window(patient))
+    return expose(
+        attenuation, body * scale, (window[0], window[1]), style, frame, stream(seed, "pixels", index, frame.size)
     )
-    light = extras.shutters(objects, frame, thorax)
-    letter = extras.marker(objects, frame)
-    if light is not None:
-        image = image * light
-    if letter is not None:
-        image = image + (np.float32(0.97) - image) * letter
-    return np.clip(image, 0, 1).astype(np.float32)
 
 
-def _tissue(chest: Chest, body: Array, exposure: Exposure, rng: np.random.Generator) -> Array:
+def _tissue(chest: Chest, body: Array, rng: np.random.Generator) -> Array:
     """Path length through soft tissue as cm of water: the body without the air in it."""
     frame = chest.frame
-    grain = 0.55 * mottle(rng, frame, 0.3) + 0.8 * mottle(rng, frame, 0.7) + 0.7 * mottle(rng, frame, 3.5)
-    flesh = np.float32(0.09) * mottle(rng, frame, 4.0) * np.clip(body / 8, 0, 1)
-    lung = chest.lung * (1 - LUNG - np.float32(0.012 * exposure.texture) * grain)
-    windpipe = 0.9 * skeleton.airway(frame, chest.thorax) * np.clip((body - chest.lung) / 6, 0, 1)
-    result: Array = body + flesh - lung - chest.air - windpipe + (1 - LUNG) * chest.vessels + chest.pleura
+    coarse = np.float32(rng.uniform(0.5, 1.3)) * np.float32(0.012)
+    broad = mottle(rng, frame, 3.5)
+    grain = 0.8 * mottle(rng, frame, 0.35) + 0.9 * mottle(rng, frame, 0.8) + 0.7 * broad
+    flesh = np.float32(0.09) * broad * np.clip(body * np.float32(1 / 8), 0, 1)
+    lung = chest.lung * (np.float32(1 - LUNG) - coarse * grain)
+    result: Array = body + flesh - lung - chest.air + np.float32(1 - LUNG) * chest.vessels + chest.water
+    middle = frame.columns(-6.0, 6.0)
+    solid = np.clip((body[middle] - chest.lung[middle]) * np.float32(1 / 6), 0, 1)
+    result[middle] -= np.float32(0.9) * vessels.airway(frame, chest.thorax)[middle] * solid
     return result
 
 
 def _window(patient: Patient) -> tuple[float, float]:
     """Attenuation of this patient's healthy lung and mediastinum: what the grey scale is set to."""
     through = 2 * (patient.depth + 1.5 + 0.4 * patient.wall)
-    return WATER * (through - (1 - LUNG) * 1.7 * patient.depth), WATER * 0.97 * through
+    return WATER * (through - (1 - LUNG) * 1.7 * patient.depth), WATER * (0.97 + 0.1 * patient.young) * through

@@ -21,25 +21,28 @@ from PIL import Image
 from afire.data.manifest import LABEL_PREFIX, Box, Manifest, make_manifest, write_manifest
 from afire.data.phantom.diseases import DISEASES
 from afire.data.phantom.film import (
-    Bools,
     PhantomFilm,
     bounds,
+    check_diseases,
     draw_film,
     draw_findings,
     patient_id,
-    patient_of,
+    sitting_of,
     split_of,
 )
+from afire.data.phantom.maps import Bools
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
-MASK_BITS = {name: 1 << bit for bit, name in enumerate(DISEASES)}  # a mask pixel is the sum of the diseases there
+MASK_NUMBERS = {name: number for number, name in enumerate(DISEASES, start=1)}
+"""The lower four bits of a mask pixel are the number of the disease there; where two overlap, the upper four are the
+second one's."""
 _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 MANIFEST = "manifest.parquet"
 SETTINGS = "phantom.json"
-_VERSION = 1  # raise it when the same settings give other films
+_VERSION = 2  # raise it when the same settings give other films
 _SMALLEST, _LARGEST = 32, 2048
 _CHUNK = 16  # films a worker draws between two reports
 _Boxes = dict[int, tuple[Box, ...]]
@@ -52,18 +55,33 @@ class Settings:
     size: int
     seed: int
     normal_share: float
+    findings: tuple[str, ...] = DISEASES
+
+    def drawn(self, index: int) -> tuple[str, ...]:
+        """The diseases of film ``index``."""
+        return draw_findings(self.seed, index, self.normal_share, self.findings)
 
 
 def write_phantom(
-    out: Path, count: int, size: int, seed: int, workers: int | None = None, *, normal_share: float = 0.5
+    out: Path,
+    count: int,
+    size: int,
+    seed: int,
+    workers: int | None = None,
+    *,
+    normal_share: float = 0.5,
+    findings: Sequence[str] = DISEASES,
 ) -> Manifest:
     """Write films 0 .. ``count`` - 1 of the phantom ``seed`` to ``out`` and return their manifest.
 
     Films that are there already are kept, so an interrupted run continues and a larger ``count`` adds films.
-    ``workers`` is the number of processes, all cores by default; the films do not depend on it.
+    ``workers`` is the number of processes, all cores by default; the films do not depend on it. ``findings`` are the
+    diseases that films may have and that the manifest has labels for.
     """
     _check(count, size, seed, normal_share)
-    settings = Settings(size, seed, normal_share)
+    if not check_diseases(findings):
+        raise UserError("no disease is named; name at least one, or ask for normal films only.")
+    settings = Settings(size, seed, normal_share, tuple(name for name in DISEASES if name in findings))
     _claim(out, settings, count)
     boxes: _Boxes = {}
     with progress("drawing", count, "films") as bar:
@@ -87,7 +105,7 @@ def _check(count: int, size: int, seed: int, normal_share: float) -> None:
 
 
 def _identity(settings: Settings) -> dict[str, Any]:
-    return {"version": _VERSION, **asdict(settings)}
+    return {"version": _VERSION, **asdict(settings), "findings": list(settings.findings)}
 
 
 def _about(settings: Settings) -> dict[str, Any]:
@@ -115,27 +133,29 @@ def _claim(out: Path, settings: Settings, count: int) -> None:
         raise UserError(f"{out} is not empty and holds no phantom; choose a new folder.")
     for leftover in out.glob("*/.part-*.png"):  # of a run that was killed while it wrote
         leftover.unlink(missing_ok=True)
-    labels = {"labels": list(DISEASES), "mask_bits": MASK_BITS}
-    write_json(out / SETTINGS, {**wanted, "count": count, **labels})
+    write_json(out / SETTINGS, {**wanted, "count": count, "mask_numbers": MASK_NUMBERS})
 
 
 def _table(settings: Settings, boxes: _Boxes) -> pd.DataFrame:
     rows = []
     for index in sorted(boxes):
-        diseases = draw_findings(settings.seed, index, settings.normal_share)
+        diseases = settings.drawn(index)
         names = names_of(index, normal=not diseases)
-        number = patient_of(settings.seed, index)
+        sitting = sitting_of(settings.seed, index)
+        patient = sitting.patient
         rows.append(
             {
                 "image": names.image,
-                "split": split_of(settings.seed, number),
-                "patient": patient_id(number),
-                "view": "PA",
+                "split": split_of(settings.seed, patient.number),
+                "patient": patient_id(patient.number),
+                "view": sitting.view,
                 "normal": float(not diseases),
-                **{f"{LABEL_PREFIX}{name}": float(name in diseases) for name in DISEASES},
+                **{f"{LABEL_PREFIX}{name}": float(name in diseases) for name in settings.findings},
                 "boxes": json.dumps([asdict(box) for box in boxes[index]]) if diseases else "",
                 "mask": names.mask,
                 "meta:lungs": names.lungs,
+                "meta:age": int(patient.years),
+                "meta:sex": "F" if patient.female else "M",
             }
         )
     return pd.DataFrame(rows)
@@ -175,12 +195,12 @@ def store_films(out: Path, settings: Settings, indices: Sequence[int]) -> dict[i
     # Waiting for the disk takes half as long as drawing: one thread waits while the next film is drawn.
     with ThreadPoolExecutor(1) as writer:
         for index in indices:
-            diseases = draw_findings(settings.seed, index, settings.normal_share)
+            diseases = settings.drawn(index)
             names = names_of(index, normal=not diseases)
             if all(_is_whole(out / name) for name in (names.image, names.mask, names.lungs) if name):
                 boxes[index] = _boxes_on_disk(out / names.mask, diseases) if diseases else ()
                 continue
-            film = draw_film(settings.seed, index, settings.size, normal_share=settings.normal_share)
+            film = draw_film(settings.seed, index, settings.size, diseases=diseases)
             boxes[index] = film.boxes
             writes.append(writer.submit(_write_film, out, names, film))
     for write in writes:
@@ -191,21 +211,30 @@ def store_films(out: Path, settings: Settings, indices: Sequence[int]) -> dict[i
 def _write_film(out: Path, names: Names, film: PhantomFilm) -> None:
     _write_png(out / names.lungs, film.lungs.astype(np.uint8) * np.uint8(255))
     if names.mask:
-        _write_png(out / names.mask, _flags(film.masks))
+        _write_png(out / names.mask, numbered(film.masks))
     _write_png(out / names.image, np.rint(film.image * 255).astype(np.uint8))
 
 
-def _flags(masks: dict[str, Bools]) -> NDArray[np.uint8]:
-    flags = np.zeros(next(iter(masks.values())).shape, dtype=np.uint8)
+def numbered(masks: dict[str, Bools]) -> NDArray[np.uint8]:
+    """One image of up to two masks; see ``MASK_NUMBERS``."""
+    pixels = np.zeros(next(iter(masks.values())).shape, dtype=np.uint8)
     for name, mask in masks.items():
-        flags |= mask * np.uint8(MASK_BITS[name])
-    return flags
+        number = np.uint8(MASK_NUMBERS[name])
+        pixels += mask * np.where(pixels == 0, number, number << 4).astype(np.uint8)
+    return pixels
+
+
+def mask_of(pixels: NDArray[np.uint8], name: str) -> Bools:
+    """Where a disease is, in the pixels of a film's mask."""
+    number = MASK_NUMBERS[name]
+    found: Bools = ((pixels & 15) == number) | ((pixels >> 4) == number)
+    return found
 
 
 def _boxes_on_disk(path: Path, diseases: Sequence[str]) -> tuple[Box, ...]:
     with Image.open(path) as picture:
-        flags = np.asarray(picture)
-    return tuple(bounds(name, (flags & MASK_BITS[name]) > 0) for name in diseases)
+        pixels = np.asarray(picture)
+    return tuple(bounds(name, mask_of(pixels, name)) for name in diseases)
 
 
 def _write_png(path: Path, pixels: NDArray[np.uint8]) -> None:
