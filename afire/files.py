@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from afire.errors import UserError
 
 _UNFINISHED = ".part-"  # how the name of everything starts that is not yet whole
+LOCK = ".lock"  # in a folder while a process writes there; left behind only by a kill
+_TRIES = 10  # at a lock whose file comes and goes
+
+logger = logging.getLogger("afire")
 
 
 @contextmanager
@@ -173,19 +179,68 @@ class FolderBusyError(UserError):
 def folder_lock(folder: Path, what: str) -> Iterator[None]:
     """Hold ``folder`` for this process; a second one is told so at once. The lock dies with its process.
 
-    What a killed holder left half-written in the folder is removed.
+    What a killed holder left half-written in the folder is removed. Afterwards nothing tells of the lock: its file is
+    gone, and so are the folders that were made for it if nothing was written there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    stream = _take_lock(folder / LOCK, f"{what} {folder}")
+    try:
+        if stream is not None:
             remove_unfinished(folder)
-        except ImportError:  # not a POSIX system: two writers are then the user's to avoid
-            pass
-        except BlockingIOError:
-            raise FolderBusyError(
-                f"another process is writing {what} {folder}; wait for it or choose another folder."
-            ) from None
         yield
+    finally:
+        if stream is not None:
+            (folder / LOCK).unlink(missing_ok=True)  # while it is held: whoever has it open sees that it is gone
+            stream.close()
+        _remove_empty(made)
+
+
+def _take_lock(path: Path, what: str) -> TextIO | None:
+    """The file ``path``, open and locked; None where there are no locks, which is said once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        _warn_of_no_locks("this system has none that afire knows")
+        return None
+    for _ in range(_TRIES):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stream = path.open("w")
+        except FileNotFoundError:  # a holder who wrote nothing has just removed the folder
+            continue
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.close()
+            break
+        except OSError as error:  # a network file system without locks
+            stream.close()
+            path.unlink(missing_ok=True)
+            _warn_of_no_locks(error.strerror or str(error))
+            return None
+        if _is_at(path, stream):
+            return stream
+        stream.close()  # its holder removed it before we could lock it
+    raise FolderBusyError(f"another process is writing {what}; wait for it or choose another folder.")
+
+
+def _is_at(path: Path, stream: TextIO) -> bool:
+    """Whether the open file is the one that is at ``path`` now."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # something was written there
+            return
+
+
+@cache
+def _warn_of_no_locks(reason: str) -> None:
+    logger.warning("folders cannot be locked here (%s): let no two commands write one folder at the same time", reason)

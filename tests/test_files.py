@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import stat
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from afire.errors import UserError
 from afire.files import (
+    LOCK,
+    FolderBusyError,
+    _warn_of_no_locks,
     folder_lock,
     making_sense_of,
     read_json,
@@ -60,6 +66,49 @@ def test_a_lock_is_released(tmp_path: Path) -> None:
         pass
     with folder_lock(tmp_path, "the pack"):
         pass
+
+
+def test_nothing_tells_of_a_lock_afterwards(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="refused"), folder_lock(tmp_path / "new" / "below", "the run in"):
+        raise UserError("refused")
+    assert not any(tmp_path.iterdir()), "folders that were made for the lock alone"
+    with folder_lock(tmp_path / "new", "the run in"):
+        (tmp_path / "new" / "data.json").touch()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["data.json"]
+
+
+def test_a_lock_that_is_removed_while_it_is_opened_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder lets go between our opening and our locking: what we have open is then nobody's file any more."""
+    flock, calls = fcntl.flock, []
+
+    def late(stream: IO[str], how: int) -> None:
+        if not calls:
+            (tmp_path / LOCK).unlink()
+        calls.append(how)
+        flock(stream, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with folder_lock(tmp_path, "the run in"):
+        assert len(calls) == 2 and (tmp_path / LOCK).exists()
+        with pytest.raises(FolderBusyError, match="is writing the run in"), folder_lock(tmp_path, "the run in"):
+            pass
+
+
+def test_a_file_system_without_locks_is_said_once_and_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    _warn_of_no_locks.cache_clear()
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    for name in ("first", "second"):
+        with folder_lock(tmp_path / name, "the run in"):
+            (tmp_path / name / "data.json").touch()
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["data.json"]
+    assert caplog.text.count("folders cannot be locked here (Operation not supported)") == 1
 
 
 def test_paths_of_the_wrong_kind_are_sentences(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A walk that breaks one prints its commands: ``python -m tests.sequences --seeds 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,17 @@ def test_a_broken_promise_is_noticed(tmp_path: Path, words: list[str], message: 
     shell = Shell(tmp_path)
     with pytest.raises(BrokenPromiseError, match=message):
         shell.run(*words, out="film.png", expect=[0])
+
+
+def test_what_a_kill_left_is_excused_until_the_command_is_done(tmp_path: Path) -> None:
+    """A refusal leaves everything as it was, so that it cannot be what removes the litter of a kill."""
+    shell = Shell(tmp_path)
+    shell.kill("config", "--out", "run", out="run", when=lambda: False, seconds=0, how=signal.SIGKILL)
+    (tmp_path / "run").unlink(missing_ok=True)
+    (tmp_path / "run").mkdir()
+    for name in (".part-1.json", ".lock"):
+        (tmp_path / "run" / name).touch()
+    shell.run("config", "--set", "nonsense=1", out="run", expect=[2])
+    shell.run("config", "--out", "other.yaml", out="other.yaml", expect=[0])
+    with pytest.raises(BrokenPromiseError, match=r"left half-written: .*run/"):
+        shell.run("config", "--out", "run/c.yaml", out="run", expect=[0])

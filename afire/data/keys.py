@@ -15,20 +15,16 @@ A copy in another format or re-compressed is another file, and nothing here find
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.data.manifest import Manifest
-from afire.data.pack import DIGEST, FILE_DIGEST, Films, PackedFilms, file_digest
-from afire.errors import UserError
+from afire.data.digests import source_digests
+from afire.data.pack import DIGEST, FILE_DIGEST, Films, PackedFilms
 from afire.files import sha256_text, write_text
-from afire.progress import track
 
 Rows = NDArray[np.int64]
 FILMS = "films.txt"
@@ -39,7 +35,6 @@ FILE = "file"
 _OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of earlier versions: hashes of a pack's digest, of a path
 _OLD = (_OLD_PIXELS, _OLD_PATH)
 _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no film
-_READERS = 8
 
 
 @dataclass(frozen=True)
@@ -67,10 +62,38 @@ def most_seen(answers: Iterable[Seen]) -> Seen:
     return max(answers, key=lambda seen: (seen.seen, seen.unknown))
 
 
-def remember_films(out: Path, films: Films, rows: Rows) -> None:
-    """Write the keys of a run's films into its folder."""
+def remember_films(out: Path, films: Films, rows: Rows, beside_earlier: bool = False) -> None:
+    """Write the keys of a run's films into its folder.
+
+    ``beside_earlier`` keeps those that are there: a run that went on with other films has seen both. A record of bare
+    keys is replaced, because beside it nothing could be said of any film.
+    """
     keys = _keys(films, rows, [kind for kind in _kinds(films) if kind not in _OLD])
-    write_text(out / FILMS, "".join(f"{' '.join(f'{kind}:{key}' for kind, key in film)}\n" for film in keys if film))
+    lines = [" ".join(f"{kind}:{key}" for kind, key in film) for film in keys if film]
+    records = _read_records(out) if beside_earlier else []
+    earlier = [line for record in records if record.keys.keys() != {""} for line in record.lines]
+    known = set(earlier)
+    write_text(out / FILMS, "".join(f"{line}\n" for line in [*earlier, *(line for line in lines if line not in known)]))
+
+
+def changed_films(folder: Path, films: Films, rows: Rows) -> list[str]:
+    """Names of loose films whose files are gone or have other bytes than when ``rows`` were recorded in ``folder``.
+
+    A pack answers for its films itself, by its hash. A record of an earlier version cannot tell, nor can none at all.
+    """
+    records = [] if isinstance(films, PackedFilms) else _read_records(folder)
+    if not records or FILE not in records[0].complete:
+        return []
+    [record], keys = records, _file_keys(films, rows)
+    names = films.manifest.table["image"].iloc[rows].astype(str).tolist()
+    before = [dict(_kind_and_key(text) for text in line.split())[FILE] for line in record.lines]
+    there = [(name, key) for name, key in zip(names, keys, strict=True) if key]
+    gone = [name for name, key in zip(names, keys, strict=True) if not key]
+    if len(there) == len(before):  # in the order of the rows: two films that changed places are noticed too
+        return [name for (name, key), old in zip(there, before, strict=True) if key != old]
+    # A film that was not there when the run began has no line; with fewer lines than films, that is why.
+    new = [name for name, key in there if key not in record.keys[FILE]]
+    return [*(gone if len(gone) > len(rows) - len(before) else []), *new]
 
 
 def remember_behind(out: Path, weights: str | Path | None) -> None:
@@ -108,8 +131,9 @@ def _read_records(folders: Path | Sequence[Path]) -> list[_Record]:
 
 
 def _read_record(folder: Path) -> _Record:
-    lines = (folder / FILMS).read_text(encoding="utf-8").splitlines()
-    films = [dict(_kind_and_key(text) for text in line.split()) for line in lines if line.strip()]
+    text = (folder / FILMS).read_text(encoding="utf-8", errors="replace")  # a damaged key fits no film
+    lines = [line for line in text.splitlines() if line.strip()]
+    films = [dict(_kind_and_key(text) for text in line.split()) for line in lines]
     keys: dict[str, set[str]] = {}
     for film in films:
         for kind, key in film.items():
@@ -174,41 +198,29 @@ def _kinds(films: Films) -> list[str]:
 
 def _keys(films: Films, rows: Rows, kinds: Sequence[str]) -> list[list[tuple[str, str]]]:
     """For each film its keys with their kinds; a film that has none of a kind lacks it."""
-    columns = [(kind, _column(films.manifest, rows, kind)) for kind in kinds]
+    columns = [(kind, _column(films, rows, kind)) for kind in kinds]
     return [[(kind, keys[row]) for kind, keys in columns if keys[row]] for row in range(len(rows))]
 
 
-def _column(manifest: Manifest, rows: Rows, kind: str) -> list[str]:
+def _column(films: Films, rows: Rows, kind: str) -> list[str]:
     if kind == FILE:
-        return _file_keys(manifest, rows)
+        return _file_keys(films, rows)
     name = "image" if kind == _OLD_PATH else DIGEST
-    values = [str(value) for value in manifest.table[name].iloc[rows]]
+    values = [str(value) for value in films.manifest.table[name].iloc[rows]]
     return [sha256_text(value)[:24] for value in values] if kind in _OLD else values
 
 
-def _file_keys(manifest: Manifest, rows: Rows) -> list[str]:
-    """Those that a pack keeps; the others from the files, empty where there is none."""
-    table = manifest.table
-    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if FILE_DIGEST in table else [""] * len(rows)
+def _file_keys(films: Films, rows: Rows) -> list[str]:
+    """Those that a pack keeps; the others from the files, empty where there is none.
+
+    Loose films are read from their files, whatever a column of their manifest says about an earlier time.
+    """
+    manifest, table = films.manifest, films.manifest.table
+    kept = isinstance(films, PackedFilms) and FILE_DIGEST in table
+    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if kept else [""] * len(rows)
     lacking = [number for number, key in enumerate(keys) if not key]
     if lacking:
-        with ThreadPoolExecutor(_READERS) as readers:  # reading waits for the disk
-            digests = readers.map(lambda number: _digest_of(manifest, int(rows[number])), lacking)
-            for number, digest in zip(lacking, track(digests, "film keys", len(lacking), "films"), strict=True):
-                keys[number] = digest
+        digests = source_digests(manifest, [int(rows[number]) for number in lacking], "film keys")
+        for number, digest in zip(lacking, digests, strict=True):
+            keys[number] = digest
     return keys
-
-
-def _digest_of(manifest: Manifest, row: int) -> str:
-    try:
-        path = manifest.path(row)
-        status = path.stat()
-        return _file_digest(path, status.st_size, status.st_mtime_ns)
-    except (OSError, UserError):  # no such file, or a link out of the root: whoever reads the film will say so
-        return ""
-
-
-@lru_cache(maxsize=1 << 20)
-def _file_digest(path: Path, _size: int, _modified: int) -> str:
-    """Once for each film in a process: several seeds and folds ask for the same."""
-    return file_digest(path.read_bytes())

@@ -6,15 +6,16 @@
 
 While packing, ``images.npy.part`` is filled chunk by chunk and ``journal.jsonl`` says which chunks are on disk, so a
 kill loses at most the chunks in flight and a rerun continues. A skipped film keeps its (empty) row: rows never move,
-and once the file is fixed a rerun fills it in.
+and once the file is fixed a rerun fills it in. A rerun packs films again whose file has changed since, or whose pixels
+are not those that were stored: in a finished pack into a copy, so that whoever reads the pack keeps what they have.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
@@ -25,7 +26,9 @@ import numpy as np
 
 from afire.config import Config, Fit, ImageConfig, Voi
 from afire.data.decode import decode_film, fit_square, read_file, read_film
+from afire.data.digests import file_digest, pixel_digest
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
+from afire.data.repack import still_packed
 from afire.errors import ImageError, UserError
 from afire.files import (
     folder_lock,
@@ -33,7 +36,6 @@ from afire.files import (
     names_path,
     read_json,
     require_own,
-    sha256_bytes,
     sha256_text,
     write_atomic,
     write_json,
@@ -80,11 +82,6 @@ class PackSummary:
     settings: PackSettings
 
 
-def file_digest(data: bytes) -> str:
-    """What stands for the bytes of a film's file in packs and in the records of runs."""
-    return sha256_bytes(data)[:24]
-
-
 def pack(
     manifest: Manifest,
     out: Path,
@@ -97,16 +94,18 @@ def pack(
     require_own(out, BEGUN, (IMAGES, MANIFEST, JOURNAL))
     with folder_lock(out, "the pack"):
         _refuse_other(out, manifest, settings)
-        finished = (out / IMAGES).exists()
-        if not finished:
-            _allocate(out, len(manifest), settings)
-        results = _read_journal(out)
-        # A finished pack is opened again only for the films it had to skip.
+        shape = (len(manifest), settings.size, settings.size)
+        results = still_packed(manifest, (out / PART, out / IMAGES), shape, settings.dtype, out / JOURNAL)
         todo = [row for row in range(len(manifest)) if "digest" not in results.get(row, {})]
-        target = out / (IMAGES if finished else PART)
+        finished = (out / IMAGES).exists() and not (out / PART).exists()
+        # Nobody reads the rows of films that a finished pack had to skip: those alone are filled in where they are.
+        in_place = finished and all("error" in results.get(row, {}) for row in todo)
+        target = out / (IMAGES if in_place else PART)
+        if not in_place:
+            _allocate(out, shape, settings.dtype)
         if todo:
             _fill(manifest, todo, target, settings, on_error, workers, results, out / JOURNAL)
-        if not finished:
+        if not in_place:
             _flush(target)
             target.replace(out / IMAGES)
         return _finish(manifest, out, settings, results)
@@ -147,13 +146,15 @@ def _refuse_other(out: Path, manifest: Manifest, settings: PackSettings) -> None
         raise UserError(f"{out} holds another pack ({differences}); choose another --out or delete that folder.")
 
 
-def _allocate(out: Path, count: int, settings: PackSettings) -> None:
+def _allocate(out: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
     if (out / PART).exists():
         return
+    if (out / IMAGES).exists():
+        write_atomic(out / PART, lambda path: _copy(out / IMAGES, path))
+        return
     (out / JOURNAL).unlink(missing_ok=True)  # it spoke of an array that is no longer there
-    shape = (count, settings.size, settings.size)
     # The body is left sparse; the journal says which rows are real.
-    write_atomic(out / PART, lambda path: np.lib.format.open_memmap(path, "w+", settings.dtype, shape).flush())
+    write_atomic(out / PART, lambda path: np.lib.format.open_memmap(path, "w+", dtype, shape).flush())
 
 
 def _fill(
@@ -217,25 +218,11 @@ def _pack_chunk(
             pixels = np.rint(square * top).astype(settings.dtype).tobytes()
             stream.seek(start + row * len(pixels))
             stream.write(pixels)
-            results[row] = {"digest": hashlib.blake2b(pixels, digest_size=12).hexdigest(), "file": file_digest(data)}
+            results[row] = {"digest": pixel_digest(pixels), "file": file_digest(data)}
             if info.constant:
                 results[row]["note"] = "constant"
         stream.flush()
         os.fsync(stream.fileno())
-    return results
-
-
-def _read_journal(out: Path) -> dict[int, dict[str, str]]:
-    """Results by row; later lines win, and a line truncated by a kill is left out."""
-    results: dict[int, dict[str, str]] = {}
-    if not (out / JOURNAL).exists():
-        return results
-    for line in (out / JOURNAL).read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-            results[int(entry.pop("row"))] = entry
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
     return results
 
 
@@ -275,6 +262,10 @@ def _finish(
     return summary
 
 
+def _copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+
+
 def _flush(path: Path) -> None:
     with path.open("rb+") as stream:
         os.fsync(stream.fileno())
@@ -300,7 +291,10 @@ class Films(Protocol):
 
 
 class PackedFilms:
-    """Films straight from a pack's memory map: no decoding, no copy but the one that makes the tensor."""
+    """Films straight from a pack's memory map: no decoding, no copy but the one that makes the tensor.
+
+    A film is compared with its digest when it is read first; one that was altered is an :class:`ImageError`.
+    """
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = folder = Path(folder)
@@ -308,8 +302,12 @@ class PackedFilms:
         self.manifest = read_manifest(folder / MANIFEST)
         settings = self.summary.settings
         self.size, self.fit, self.voi = settings.size, settings.fit, settings.voi
-        self._rows = self.manifest.table[ROW].to_numpy(dtype=np.int64)
+        with making_sense_of(folder / MANIFEST, "pack again"):
+            self._rows = self.manifest.table[ROW].to_numpy(dtype=np.int64)
+            self._digests = self.manifest.table[DIGEST].tolist()
         self._images = self._map()
+        self._compared = np.zeros(len(self._rows), bool)
+        self._altered: dict[int, str] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -321,11 +319,25 @@ class PackedFilms:
         """Films (B, S, S) as stored, uint8 or uint16: a quarter of the bytes to move to a device."""
         import torch
 
+        for message in self.altered(rows).values():
+            raise ImageError(message)
         return torch.from_numpy(self._images[self._rows[np.asarray(rows)]])
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
         """Films (B, 1, S, S), float32 in [0,1]."""
         return self.to_unit(self.raw(rows))
+
+    def altered(self, rows: Sequence[int] | np.ndarray) -> dict[int, str]:
+        """Those of ``rows`` whose pixels are not those that were packed, each with a message."""
+        asked = np.asarray(rows, dtype=np.int64)
+        for row in np.unique(asked[~self._compared[asked]]).tolist():
+            if pixel_digest(self._images[self._rows[row]].data) != self._digests[row]:
+                self._altered[row] = (
+                    f"{self.folder}: the pixels of {self.manifest.table['image'].iloc[row]} (row {row}) are not those "
+                    "that were packed; the same `afire data pack` again repairs it."
+                )
+            self._compared[row] = True
+        return {row: self._altered[row] for row in asked.tolist() if row in self._altered} if self._altered else {}
 
     def to_unit(self, raw_BSS: torch.Tensor) -> torch.Tensor:
         """Stored values to float32 (B, 1, S, S) in [0,1], on the device they are on."""

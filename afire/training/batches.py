@@ -8,7 +8,6 @@ the r-th piece, so W processes with batch B see the same global batches as one p
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 
 from afire.data.manifest import Manifest
-from afire.data.pack import DIGEST, Films, PackedFilms
+from afire.data.pack import Films, PackedFilms
 from afire.data.splits import Split
 from afire.errors import ImageError, UserError
 
@@ -140,7 +139,7 @@ class Prefetcher:
     def __init__(
         self, films: Films, plan: Plan, first: int, last: int, on_bad_film: Literal["skip", "stop"], depth: int = 2
     ) -> None:
-        self.reader = _Reader(films, plan.rows, on_bad_film)
+        self.reader = Reader(films, plan.rows, on_bad_film)
         self.waited = 0.0
         self._queue: queue.Queue[list[Batch] | BaseException | None] = queue.Queue(maxsize=depth)
         self._stopped = threading.Event()
@@ -178,20 +177,17 @@ class Prefetcher:
             self._queue.put(error)
 
 
-class _Reader:
+class Reader:
     """Reads batches and deals with films that are broken or were altered since they were packed."""
 
     def __init__(self, films: Films, usable: np.ndarray, on_bad_film: Literal["skip", "stop"]) -> None:
         self.films, self.usable, self.on_bad_film = films, usable, on_bad_film
         self.bad: dict[int, str] = {}
-        self._unreadable: dict[int, str] = {}
-        self._digests = films.manifest.table[DIGEST].tolist() if isinstance(films, PackedFilms) else None
 
     def read(self, rows: np.ndarray) -> Batch:
-        batch = self._read(rows)
-        new = {int(row): reason for row, reason in self._check(batch).items()}
+        raw, new = self._read(rows)
         if not new:
-            return batch
+            return Batch(raw, rows)
         for row, reason in new.items():
             if self.on_bad_film == "stop":
                 raise UserError(f"{reason} Fix it, or set run.on_bad_film=skip.")
@@ -201,28 +197,19 @@ class _Reader:
         complete = self.read(np.array([self._substitute(int(row)) if row in new else row for row in rows]))
         return Batch(complete.raw, complete.rows, {**new, **complete.replaced})
 
-    def _read(self, rows: np.ndarray) -> Batch:
+    def _read(self, rows: np.ndarray) -> tuple[torch.Tensor, dict[int, str]]:
+        """The films of ``rows``, unless some of them must not be used: then those, with the reasons."""
+        nothing = torch.empty(0)
         if isinstance(self.films, PackedFilms):
-            return Batch(self.films.raw(rows), rows)
-        films = []
-        for row in rows:
+            altered = self.films.altered(rows)
+            return nothing if altered else self.films.raw(rows), altered
+        films, unreadable = [], dict[int, str]()
+        for row in rows.tolist():
             try:
-                films.append(self.films[int(row)])
+                films.append(self.films[row])
             except ImageError as error:
-                self._unreadable[int(row)] = str(error)
-                films.append(torch.zeros(1, self.films.size, self.films.size))
-        return Batch(torch.stack(films), rows)
-
-    def _check(self, batch: Batch) -> dict[int, str]:
-        """Rows of the batch that must not be used, with the reason."""
-        if self._digests is None:
-            return {int(row): self._unreadable[int(row)] for row in batch.rows if int(row) in self._unreadable}
-        wrong = {}
-        for row, film in zip(batch.rows, batch.raw.numpy(), strict=True):
-            if hashlib.blake2b(film, digest_size=12).hexdigest() != self._digests[row]:
-                name = self.films.manifest.table["image"].iloc[row]
-                wrong[int(row)] = f"the packed pixels of {name} (row {row}) are not those that were packed."
-        return wrong
+                unreadable[row] = str(error)
+        return nothing if unreadable else torch.stack(films), unreadable
 
     def _substitute(self, row: int) -> int:
         """The next usable row behind a bad one: the same choice on every run and every process."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -135,13 +135,17 @@ def make_accelerator(precision: str, device: str, *, unused_parameters: bool = F
         raise UserError(f"training.precision {precision} does not work here: {error}") from None
 
 
-def make_optimizer(parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: none on biases, norms, tokens and positions."""
+def make_optimizer(
+    parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig, kind: Literal["adamw", "sgd"] = "adamw"
+) -> torch.optim.Optimizer:
+    """With weight decay on matrices only: none on biases, norms, tokens and positions."""
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for name, parameter in parameters:
         (decayed if decays(name, parameter) else plain).append(parameter)
     groups = [{"params": decayed, "decays": True}, {"params": plain, "decays": False}]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=training.learning_rate, momentum=training.beta1)
     return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True)
 
 

@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,6 +21,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from afire.config import Section
+from afire.data.keys import changed_films
 from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.files import write_json
@@ -65,12 +65,12 @@ class Trainer(ABC):
         films: Films,
         plan: Plan,
         steps: int,
-        folder: Path,
+        folder: RunFolder,
         run: RunSettings,
         clip: float,
     ) -> None:
         self.accelerator, self.films, self.plan, self.steps = accelerator, films, plan, steps
-        self.folder, self.run, self.clip = RunFolder(folder), run, clip
+        self.folder, self.run, self.clip = folder, run, clip
         self.step = self.first_step = 0
         self.last_save = time.monotonic()
         self.losses: dict[str, float] = {}
@@ -127,12 +127,14 @@ class Trainer(ABC):
     def resume_from(
         self, config: Section, data: Mapping[str, Any], resume: bool, force: bool
     ) -> checkpoints.Checkpoint | None:
-        """Open the run folder; the checkpoint to go on from, if any, on every process. A collective call."""
+        """Hold and open the run folder; the checkpoint to go on from, if any, on every process. A collective call."""
         main, begun = self.accelerator.is_main_process, None
 
         def begin() -> None:
             nonlocal begun
-            begun = self.folder.begin(config, data, resume, force)
+            self.folder.hold()
+            changed = changed_films(self.folder.path, self.films, self.plan.rows) if resume else []
+            begun = self.folder.begin(config, data, resume, force, changed)
 
         on_first_process(self.accelerator, begin, "in its run folder")
         self.accelerator.wait_for_everyone()

@@ -16,9 +16,9 @@ from afire.data.keys import remember_behind, remember_films
 from afire.data.pack import Films, check_reading
 from afire.errors import UserError
 from afire.methods import complete, method_type
-from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters
+from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters, train_only
 from afire.methods.health import Health
-from afire.training.batches import Batch, Plan
+from afire.training.batches import Batch, Plan, Reader
 from afire.training.engine import (
     Schedules,
     any_process,
@@ -29,6 +29,7 @@ from afire.training.engine import (
 )
 from afire.training.journal import PretrainingJournal
 from afire.training.loop import Ending, Trainer
+from afire.training.run_folder import RunFolder
 
 Start = Callable[[Any], None]
 """Gives a learner its first weights."""
@@ -87,8 +88,9 @@ def pretrain(
     the end of an epoch on the first process; numbers they return are logged.
     """
     learner = learner or method_type(config.method)
-    run = Pretraining(config, learner, films, out, rows, source, start, behind, resume, force, device, observers)
-    return run.result(run.train())
+    with RunFolder(out) as folder:
+        run = Pretraining(config, learner, films, folder, rows, source, start, behind, resume, force, device, observers)
+        return run.result(run.train())
 
 
 class Pretraining(Trainer):
@@ -101,7 +103,7 @@ class Pretraining(Trainer):
         config: Config,
         learner: type[Learner],
         films: Films,
-        out: Path,
+        folder: RunFolder,
         rows: np.ndarray | None,
         source: str,
         start: Start | None,
@@ -123,7 +125,7 @@ class Pretraining(Trainer):
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         plan = Plan(rows, config.seed, recipe.batch_size, ranks.num_processes, ranks.process_index, recipe.accumulate)
         self.schedules = Schedules(recipe, plan.steps_per_epoch)
-        super().__init__(ranks, films, plan, self.schedules.steps, out, config.run, recipe.clip)
+        super().__init__(ranks, films, plan, self.schedules.steps, folder, config.run, recipe.clip)
         self.data = {"source": source, "films": len(films), "used": len(rows), "hash": data_hash(films, rows)}
         self.model = learner(config)
         self._check_phases()
@@ -132,9 +134,9 @@ class Pretraining(Trainer):
         # From here on something is written: what can be refused was refused before.
         checkpoint = self.resume_from(config, self.data, resume, force)
         if ranks.is_main_process:
-            remember_films(out, films, rows)
+            remember_films(folder.path, films, rows, beside_earlier=resume)
             if behind is not None:
-                remember_behind(out, behind)
+                remember_behind(folder.path, behind)
         self.phase = self._phase_at(self.step)
         self.model.begin_phase(self.phase)
         self.model.to(ranks.device).train()
@@ -142,6 +144,7 @@ class Pretraining(Trainer):
         if recipe.compile:
             self.model.compile()
         self.wrap(checkpoint)
+        self.model.begin_run(torch.from_numpy(rows), self._read)
         # Of the last step and epoch: a run that was killed after its last checkpoint has nothing left to measure.
         before = checkpoint.state if checkpoint is not None else {}
         self.losses = dict(before.get("losses") or {})
@@ -150,9 +153,14 @@ class Pretraining(Trainer):
         self.views: Views = {}
         self.judged: Losses | None = None
 
+    def _read(self, rows: Tensor) -> Tensor:
+        """Films of some rows as images; in place of a bad one the film behind it."""
+        return self.images(Reader(self.films, self.plan.rows, self.run.on_bad_film).read(rows.numpy()))
+
     def _make_optimizers(self) -> None:
+        recipe, kind = self.config.training, self.model.optimizer
         self.optimizers = {
-            turn: make_optimizer(self.model.parameters_of(turn), self.config.training) for turn in self.model.turns
+            turn: make_optimizer(self.model.parameters_of(turn), recipe, kind) for turn in self.model.turns
         }
 
     # Phases
@@ -180,6 +188,7 @@ class Pretraining(Trainer):
         phase = self._phase_at(self.step)
         if phase != self.phase:
             self.phase = phase
+            self._only(None)  # else what the last turn left frozen would stay out of the phase
             self.model.begin_phase(phase)
             self._make_optimizers()  # other parameters are trained now: old moments would move what is frozen
             self.wrap(None)
@@ -253,14 +262,14 @@ class Pretraining(Trainer):
     def rests(self, turn: str) -> bool:
         return self.model.rests(turn, self._progress())
 
-    def _only(self, turn: str) -> None:
-        """With several optimisers, only the parameters of ``turn`` get gradients."""
-        if len(self.optimizers) == 1:
-            return
-        for name, optimizer in self.optimizers.items():
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.requires_grad_(name == turn)
+    def _only(self, turn: str | None) -> None:
+        """With several optimisers, only the parameters of ``turn`` get gradients; None: those of all turns again."""
+        if len(self.optimizers) > 1:
+            trained = {
+                name: [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                for name, optimizer in self.optimizers.items()
+            }
+            train_only(turn, trained)
 
     def _draw(self, batch: Batch) -> Views:
         epoch = self.step // self.plan.steps_per_epoch

@@ -3,10 +3,11 @@
     RUN/checkpoints/step-00001200/
         model.safetensors      all networks of the method
         optimizer.safetensors  AdamW's moments, by parameter name
-        state.json             step, settings, data, and the hash of the two files above
+        state.json             step, settings, data, the hash of the two files above, and a digest of all this
 
 A checkpoint is whole or not there: it is written under another name, synced and renamed. ``state.json`` is written last
-and names the hashes of the others, so a truncated one is recognised even where a rename was not atomic.
+and names the hashes of the others and its own, so a truncated or altered one is recognised even where a rename was not
+atomic.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PureWindowsPath
@@ -35,14 +37,17 @@ from afire.config import Config, Section, load_settings, to_yaml
 from afire.errors import UserError
 from afire.files import (
     ORDINARY_MODE,
+    folder_lock,
     read_json,
     remove_unfinished,
     require_folder,
     require_own,
     sha256_file,
+    sha256_text,
     write_json,
     write_text,
 )
+from afire.methods import METHODS
 
 logger = logging.getLogger("afire")
 
@@ -59,6 +64,8 @@ CONFIG, DATA, ENVIRONMENT, METRICS, SUMMARY = (
 Optimizers = Sequence[torch.optim.Optimizer]
 FORMAT = 1
 CHECKPOINTS, MODEL, OPTIMIZER, STATE = "checkpoints", "model.safetensors", "optimizer.safetensors", "state.json"
+_DIGEST = "digest"  # in state.json: of everything else in it
+_NAMED = 3  # changed films in a message
 
 
 @dataclass(frozen=True)
@@ -118,15 +125,14 @@ def _looks_whole(folder: Path) -> bool:
     A safetensors file begins with the length of its header, which says where the last tensor ends.
     """
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        for name in state["files"]:
+        for name in read_state(folder)["files"]:
             with (folder / name).open("rb") as stream:
                 length = int.from_bytes(stream.read(8), "little")
                 header = json.loads(stream.read(length))
             ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
             if (folder / name).stat().st_size != 8 + length + max(ends, default=0):
                 return False
-    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError):
         return False
     return True
 
@@ -142,7 +148,8 @@ def write_folder(
         _save(model, temporary / MODEL)
         _save(optimizer, temporary / OPTIMIZER)
         hashes = {name: sha256_file(temporary / name) for name in (MODEL, OPTIMIZER)}
-        write_json(temporary / STATE, {"format": FORMAT, **state, "files": hashes})
+        content = {"format": FORMAT, **state, "files": hashes}
+        write_json(temporary / STATE, {**content, _DIGEST: _digest(content)})
         if final.exists():  # the same step again, after a resume from an older checkpoint
             shutil.rmtree(final)
         temporary.replace(final)
@@ -161,11 +168,28 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
     return None
 
 
+def read_state(folder: Path) -> dict[str, Any]:
+    """``state.json`` of a checkpoint, if it is what was written; those of earlier versions cannot tell."""
+    state = read_json(folder / STATE)
+    if not isinstance(state, dict):
+        raise UserError(f"{folder / STATE} is not the state of a checkpoint.")
+    said = state.pop(_DIGEST, None)
+    if said is not None and said != _digest(state):
+        raise UserError(f"{folder / STATE} is not what was written: its digest differs.")
+    return state
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    """The same for a state and for what is read of its file."""
+    as_read = json.loads(json.dumps(state))
+    return sha256_text(json.dumps(as_read, sort_keys=True))
+
+
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint folder after checking that it is whole."""
     require_folder(folder, "checkpoint")
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = read_state(folder)
         if state["format"] != FORMAT:
             raise UserError(f"{folder} has checkpoint format {state['format']}; this version reads {FORMAT}.")
         for name, expected in state["files"].items():
@@ -242,16 +266,29 @@ def _sync(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run writes."""
+    """Where a run writes. ``with RunFolder(path) as folder``: what :meth:`hold` took is let go at the end."""
 
     path: Path
+    _held: ExitStack = field(default_factory=ExitStack, repr=False, compare=False)
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def hold(self) -> None:
+        """Keep other processes from writing here; a run that is going on already is a :class:`UserError`."""
+        self._held.enter_context(folder_lock(self.path, "the run in"))
 
     @property
     def exists(self) -> bool:
         """Whether a run was begun here."""
         return (self.path / CONFIG).exists()
 
-    def begin(self, config: Section, data: Mapping[str, Any], resume: bool, force: bool) -> Checkpoint | None:
+    def begin(
+        self, config: Section, data: Mapping[str, Any], resume: bool, force: bool, changed_films: Sequence[str] = ()
+    ) -> Checkpoint | None:
         """Start afresh, or return the checkpoint to go on from; refuse what would mix two runs."""
         if not resume:
             require_own(self.path, DATA, ("README.md", METRICS, SUMMARY))
@@ -264,10 +301,12 @@ class RunFolder:
             return None
         if not self.exists:
             raise UserError(f"{self.path} holds no run to resume; leave --resume out to start one.")
-        changes = self.changes(config, data)
+        # With another list of films, every film that is new to it would seem to be changed.
+        changes = self.changes(config, data) or _film_changes(changed_films)
         if changes and not force:
             raise UserError(
-                f"the run in {self.path} was made with other settings ({'; '.join(changes)}); add --force to go on."
+                f"the run in {self.path} was made with other settings or films ({'; '.join(changes)}); add --force to "
+                "go on, or choose another --out."
             )
         self._clear_litter()
         checkpoint = newest_checkpoint(self.path)
@@ -315,6 +354,13 @@ class RunFolder:
         """Write ``summary.json`` and the page."""
         write_json(self.path / SUMMARY, dict(summary))
         write_text(self.path / "README.md", _page(config, data, summary))
+
+
+def _film_changes(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return [f"films whose files are gone or not those of before: {', '.join(names[:_NAMED])}{more}"]
 
 
 def environment() -> dict[str, Any]:
@@ -389,9 +435,13 @@ def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -
     losses = ", ".join(f"{name} {value:.4f}" for name, value in summary["losses"].items())
     colour, reason = summary["health"]
     encoder, epochs = config.encoder, config.training.epochs
+    is_method = config.method in METHODS  # else the networks are a detector's own, which need not read ``encoder``
+    trains = "A pre-training run" if is_method else f"The training of a detector ({config.method})"
+    command = "pretrain" if is_method else "detect fit"
     rows = {
         "data": f"{data['used']:,} normal films of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`",
-        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}, {config.image.size} px",
+        "films": f"{config.image.size} px",
+        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
         "parameters": f"{summary['parameters']:,} trained",
         "losses at the end": losses,
         "health": f"{colour}: {reason}",
@@ -399,8 +449,8 @@ def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -
         "waiting for data": f"{summary['data_wait']:.1%} of the time",
         "bad films skipped": summary["bad_films"],
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return f"""# A pre-training run of afire {__version__}
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if is_method or name != "encoder")
+    return f"""# {trains}, afire {__version__}
 
 Status: **{summary["status"]}** at step {summary["step"]:,} of {summary["steps"]:,} (epoch {summary["epoch"]}/{epochs}).
 
@@ -410,7 +460,7 @@ Status: **{summary["status"]}** at step {summary["step"]:,} of {summary["steps"]
 
 - `config.yaml` every setting; `environment.json` versions, machine and commit; `data.json` which films
 - `metrics.jsonl` and `tensorboard/` numbers by step; `pictures/` restorations and prototypes by epoch
-- `checkpoints/` the newest checkpoints; go on with `afire pretrain --resume` and the same arguments
+- `checkpoints/` the newest checkpoints; go on with `afire {command} --resume` and the same arguments
 
 Research software, not a medical device.
 """

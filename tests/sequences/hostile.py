@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.sequences.using import SMALL_RANDOM
 from tests.sequences.walk import FITS, Walk, settings
-from tests.sequences.world import Data, World
+from tests.sequences.world import Data, Weights, World
 
 _WRONG_SETTINGS = (
     *("training.batch_size=0", "training.batch_size=7000", "training.accumulate=3", "training.epochs=none"),
@@ -198,10 +200,7 @@ def damage_newest_checkpoint(walk: Walk, run: str) -> None:
     """As a full disk or a broken one leaves it."""
     folders = sorted((walk.world.folder / run / "checkpoints").glob("step-*"))
     if folders:
-        file = walk.pick(sorted(folders[-1].iterdir()))
-        # A flipped bit of state.json may leave a number that is as good as any: only the tensors have hashes.
-        kinds = ["delete", "cut short", *(["flip a bit of"] if file.suffix == ".safetensors" else [])]
-        _damage(walk, file, walk.pick(kinds))
+        _damage(walk, walk.pick(sorted(folders[-1].iterdir())), walk.pick(["delete", "cut short", "flip a bit of"]))
 
 
 def _damage(walk: Walk, file: Path, how: str) -> None:
@@ -298,3 +297,77 @@ def resume_damaged(walk: Walk) -> None:
     )
     walk.run([*run.words, "--resume"], copied, replaces=True, keeps=True)
     shutil.rmtree(world.folder / copied)
+
+
+def second_process(walk: Walk) -> None:
+    """A command on a folder that another process is writing is refused, and the other ends as if it had been alone."""
+    world = walk.world
+    things = [(run.kind, run.words, run.path, "config.yaml") for run in world.runs]
+    things += [("pack", data.words, data.path, "begun.json") for data in world.data if data.fit and data.words]
+    kind, words, path, file = walk.pick([thing for thing in things if thing[1]])
+    out = walk.name("shared")
+    written = world.folder / out / file
+    with walk.shell.stopped(*words, "--out", walk.typed(out), out=out, when=written.exists) as held:
+        if held:
+            more = walk.pick([[], ["--resume"], ["--resume", "--force"]]) if kind == "run" else []
+            message = walk.refused([*words, *more], out)
+            walk.must("another process is writing" in message, f"it was not said that {out} is in use: {message}")
+    walk.must_be_equal(kind, path, out)
+
+
+@contextmanager
+def _other_bytes(walk: Walk, data: Data, film: str) -> Iterator[None]:
+    """For the block, the file of ``film`` has the bytes of another film of its kind."""
+    folder = walk.world.folder / data.source.folder
+    file, before = folder / film, (folder / film).read_bytes()
+    status = file.stat()
+    others = [name for name, other in data.source.films.items() if other.readable and name.endswith(file.suffix)]
+    different = [name for name in others if (folder / name).read_bytes() != before]
+    file.write_bytes((folder / walk.pick(different)).read_bytes() if different else before + bytes(8))
+    walk.shell.note(f"another film in the place of {data.source.folder}/{film}")
+    try:
+        yield
+    finally:
+        file.write_bytes(before)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        walk.shell.note(f"{data.source.folder}/{film} is as it was")
+
+
+def resume_on_changed_film(walk: Walk) -> None:
+    """A run on loose films names the film that is another one now, and goes on when it is back."""
+    world = walk.world
+    run = walk.pick([run for run in world.runs if run.data.fit is None])
+    copied = walk.name("copied")
+    shutil.copytree(world.folder / run.path, world.folder / copied)
+    walk.shell.note(f"copy {run.path} to {copied}")
+    film, resume = walk.pick(_trained_on(walk, run)), [*run.words, "--resume"]
+    with _other_bytes(walk, run.data, film):
+        message = walk.refused(resume, copied)
+        walk.must(film in message, f"{film} is not named: {message}")
+    walk.succeed(resume, copied, replaces=True)
+    walk.must_be_equal("run", run.path, copied)
+    shutil.rmtree(world.folder / copied)
+
+
+def _trained_on(walk: Walk, run: Weights) -> list[str]:
+    """Names of the films in the run's own record; what it started from may have seen others."""
+    keys = (walk.world.folder / run.path / "films.txt").read_text()
+    return sorted(name for name, film in run.data.source.films.items() if f"file:{film.digest[:24]}" in keys)
+
+
+def pack_changed_film(walk: Walk) -> None:
+    """The same pack again, over films of which one is another now: it becomes the pack of these films."""
+    world = walk.world
+    packs = [data for data in world.data if data.fit and data.words and not data.plain]
+    data, copied, fresh = walk.pick(packs), walk.name("copied"), walk.name("fresh")
+    shutil.copytree(world.folder / data.path, world.folder / copied)
+    walk.shell.note(f"copy {data.path} to {copied}")
+    film = walk.pick(sorted(name for name, film in data.source.films.items() if film.readable))
+    with _other_bytes(walk, data, film):
+        walk.succeed(data.words, copied, replaces=True)
+        walk.succeed(data.words, fresh)
+    walk.must_be_equal("pack", copied, fresh)
+    walk.succeed(data.words, copied, replaces=True)
+    walk.must_be_equal("pack", copied, data.path)
+    for folder in (copied, fresh):
+        shutil.rmtree(world.folder / folder)

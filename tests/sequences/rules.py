@@ -235,6 +235,10 @@ def _any_result(world: World) -> bool:
     return any(made.kind == "result" and made.words for made in world.made)
 
 
+def _any_pack(world: World) -> bool:
+    return any(data.fit and data.words and not data.plain for data in world.data)
+
+
 RULES = [
     Rule(new_films, 0.6, lambda world: len(world.sources) < 3),
     Rule(split_films, 1.5, lambda world: any(data.manifest for data in world.data)),
@@ -269,5 +273,8 @@ RULES = [
     Rule(hostile.out_is_something_else, 0.8, lambda world: world.runs),
     Rule(hostile.out_is_a_file, 0.5, lambda world: world.runs),
     Rule(hostile.resume_damaged, 0.5, lambda world: world.runs),
+    Rule(hostile.second_process, 0.5, lambda world: world.runs or _any_pack(world)),
+    Rule(hostile.resume_on_changed_film, 0.5, lambda world: any(run.data.fit is None for run in world.runs)),
+    Rule(hostile.pack_changed_film, 0.5, _any_pack),
     Rule(hostile.damaged, 2.5, lambda world: world.runs or world.splits or any(data.words for data in world.data)),
 ]

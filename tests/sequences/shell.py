@@ -3,7 +3,7 @@
 - It ends with 0 or 2 (1 where the documentation says so); a traceback is a defect.
 - A refusal is one line that begins with `error: `, and leaves every file and folder as it was.
 - What it writes is below its --out; files that were there stay as they were, unless it was told to replace them.
-- Nothing half-written is left.
+- Nothing half-written is left, and no lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from unittest import mock
 
 from afire.cli import main
-from afire.files import sha256_file
+from afire.files import LOCK, sha256_file
 from tests.commands import Command, start
 
 UNFINISHED = (".part-", ".old-")
@@ -78,7 +78,8 @@ class Shell:
         self.history.append(shlex.join(["afire", *words]))
         ended = call(words, self.folder)
         self._count(words, ended)
-        self._after_kill.discard(out or "")
+        if ended.code != 2:  # a refusal leaves everything as it was, also what a kill has left
+            self._after_kill.discard(out or "")
         self._check_ending(ended, expect)
         self._check_files(before, self.tree(), out, may_change=replaces or (keeps and ended.code == 2), ended=ended)
         return ended
@@ -104,6 +105,29 @@ class Shell:
         self._after_kill.add(out)
         self._check_outside(before, self.tree(), out)
         return code
+
+    @contextlib.contextmanager
+    def stopped(self, *words: str, out: str, when: Callable[[], bool]) -> Iterator[bool]:
+        """Start a command in a process of its own and stop it for the block, as soon as ``when`` holds.
+
+        Whether it then holds its folder: it may have been done before. After the block it goes on to its end.
+        """
+        self.history.append(f"{shlex.join(['afire', *words])}  # stopped on the way")
+        command = start(*words, folder=self.folder)
+        while command.is_running and not when():
+            time.sleep(0.002)
+        with contextlib.suppress(ProcessLookupError):
+            command.send(signal.SIGSTOP)
+        self._after_kill.add(out)
+        try:
+            yield command.is_running and (self.folder / out / LOCK).exists()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                command.send(signal.SIGCONT)
+        ended = command.end(seconds=120)
+        self._after_kill.discard(out)
+        self.codes[_name_of(words), ended.code] += 1
+        self._check_ending(Ended(ended.code, ended.stdout, ended.stderr), [0])
 
     def tree(self) -> dict[str, str]:
         """Every file with its digest, and every folder."""
@@ -147,6 +171,7 @@ class Shell:
     ) -> None:
         if ended.code == 2 and not may_change:
             changed = sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+            changed = [path for path in changed if path in after or _is_kept(path)]
             if changed:
                 raise BrokenPromiseError(f"a refusal changed {changed[:8]}: {ended.message}")
             return
@@ -168,7 +193,7 @@ class Shell:
     def _is_litter(self, path: str) -> bool:
         names = Path(path).parts
         killed = any(_is_below(path, folder) for folder in self._after_kill)
-        return any(name.startswith(UNFINISHED) for name in names) and not killed
+        return any(name.startswith(UNFINISHED) or name == LOCK for name in names) and not killed
 
 
 def _code_of(command: Command, how: signal.Signals) -> int:
@@ -217,4 +242,5 @@ def _is_below(path: str, out: str | None) -> bool:
 
 
 def _is_kept(path: str) -> bool:
-    return Path(path).name != ".lock"
+    """A lock that a killed command has left is removed by the next one that takes it, whatever becomes of that one."""
+    return Path(path).name != LOCK

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.config import Config, load_config
-from afire.data.pack import PackedFilms, open_films
+from afire.data.pack import DecodedFilms, PackedFilms, open_films
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.methods.health import Health
@@ -162,6 +162,42 @@ def test_resuming_with_other_settings_names_them(packed: Path, smallest: MakeCon
         pretrain(smallest("training.epochs=1"), films, tmp_path / "run", np.arange(30), resume=True)
     result = pretrain(longer, films, tmp_path / "run", resume=True, force=True)
     assert result.step == 10
+
+
+def test_resuming_on_changed_films_names_them(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    """Of loose films, whose list does not tell what is in them."""
+    root = PackedFilms(packed).manifest.root
+    films, run = open_films(root, size=32), tmp_path / "run"
+    pretrain(smallest("training.epochs=1"), films, run)
+    record = (run / "films.txt").read_text()
+    old = (root / "film003.png").read_bytes()
+    (root / "film003.png").write_bytes((root / "film004.png").read_bytes())
+    (root / "film004.png").write_bytes(old)
+    with pytest.raises(UserError, match=r"other settings or films \(films whose .*: film003\.png, film004\.png\); add"):
+        pretrain(smallest("training.epochs=1"), films, run, resume=True)
+    for name in ("film005.png", "film006.png", "film007.png"):
+        (root / name).write_bytes((root / name).read_bytes() + b"1")
+    with pytest.raises(UserError, match=r"film003\.png, film004\.png, film005\.png and 2 more"):
+        pretrain(smallest("training.epochs=1"), films, run, resume=True)
+    assert (run / "films.txt").read_text() == record
+    pretrain(smallest("training.epochs=1"), films, run, resume=True, force=True)
+    lines = (run / "films.txt").read_text().splitlines()
+    assert lines[:40] == record.splitlines() and len(lines) == 43, "it has seen the films of before and of now"
+    pretrain(smallest("training.epochs=1"), films, run, resume=True)  # what was forced once is known
+    (root / "film009.png").unlink()
+    with pytest.raises(UserError, match=r"not those of before: film009\.png\)"):
+        pretrain(smallest("training.epochs=1"), films, run, resume=True)
+
+
+def test_a_film_that_was_never_there_is_no_change(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:
+    manifest = PackedFilms(packed).manifest
+    (manifest.root / "film011.png").unlink()
+    films = DecodedFilms(manifest, 32)  # its column of what was packed is of an earlier time
+    pretrain(smallest("training.epochs=1"), films, tmp_path / "run")
+    pretrain(smallest("training.epochs=1"), films, tmp_path / "run", resume=True)
+    (manifest.root / "film012.png").write_bytes((manifest.root / "film013.png").read_bytes())
+    with pytest.raises(UserError, match=r"not those of before: film012\.png\)"):
+        pretrain(smallest("training.epochs=1"), films, tmp_path / "run", resume=True)
 
 
 def test_resuming_a_finished_run_changes_nothing(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:

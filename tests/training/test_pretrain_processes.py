@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from afire.files import folder_lock
 from tests import commands
 from tests.training.conftest import SMALLEST
 
@@ -58,6 +59,45 @@ def test_killed_runs_end_bit_identical(packed: Path, tmp_path: Path) -> None:
     assert all(torch.equal(expected[key], found[key]) for key in expected)
     steps = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in steps if "total" in record] == list(range(1, 37))  # none twice, none missing
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("more", [[], ["--resume"], ["--resume", "--force"]], ids=" ".join)
+def test_a_second_command_on_a_run_is_refused_and_changes_nothing(
+    packed: Path, tmp_path: Path, more: list[str]
+) -> None:
+    out, settings = tmp_path / "run", ("training.epochs=2", *EVERY_STEP)
+    first = commands.start(*words(packed, out, settings=settings))
+    first.wait_until((out / "config.yaml").exists)
+    first.send(signal.SIGSTOP)
+    before = content(out)
+    second = commands.run(*words(packed, out, *more, settings=settings), expect=2)
+    assert f"error: another process is writing the run in {out}; wait for it or choose another folder." in second.stderr
+    assert content(out) == before
+    first.send(signal.SIGCONT)
+    assert first.end().code == 0
+    commands.run(*words(packed, tmp_path / "alone", settings=settings))
+    expected, found = final(tmp_path / "alone"), final(out)
+    assert all(torch.equal(expected[key], found[key]) for key in expected) and not list(out.rglob(".lock"))
+
+
+def test_a_killed_command_leaves_no_lock_behind(packed: Path, tmp_path: Path) -> None:
+    command = commands.start(*words(packed, tmp_path / "run", settings=LONG))
+    command.wait_until(lambda: checkpoint_count(tmp_path / "run") > 0)
+    command.kill()
+    assert (tmp_path / "run/.lock").exists(), "the file is left, but nobody holds it"
+    commands.run(*words(packed, tmp_path / "run", "--resume", settings=LONG))
+    assert not (tmp_path / "run/.lock").exists()
+
+
+def test_a_second_run_of_two_processes_is_refused_on_both(packed: Path, tmp_path: Path) -> None:
+    with folder_lock(tmp_path / "run", "it"):
+        ended = commands.run_processes(2, *words(packed, tmp_path / "run"), expect=2)
+    assert "another process is writing the run in" in ended[0].stderr
+    assert "the first process could not write in its run folder" in ended[1].stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def test_a_truncated_checkpoint_never_pushes_out_a_whole_one(tmp_path: Path, dam
     assert newest_checkpoint(tmp_path) is not None
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "torn state", "no model"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "no state", "torn state", "altered state", "no model"])
 def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = trained()
     save_checkpoint(tmp_path, model, [optimizer], {"step": 1}, keep=5)
@@ -91,10 +92,27 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: p
         (newest / "state.json").unlink()
     elif damage == "torn state":
         (newest / "state.json").write_text('{"format": 1, "st')
+    elif damage == "altered state":
+        state = (newest / "state.json").read_text()
+        (newest / "state.json").write_text(state.replace('"step": 2', '"step": 6'))  # one bit
     else:
         weights.unlink()
     found = newest_checkpoint(tmp_path)
     assert found is not None and found.step == 1 and "step-00000002" in caplog.text
+
+
+@pytest.mark.parametrize("number", [0.1, 1e-300, 3, None, [1.5, {"x": "ü"}], {3: 4.0}])
+def test_a_state_is_what_was_written_and_those_of_earlier_versions_are_read(tmp_path: Path, number: object) -> None:
+    model, optimizer = trained()
+    folder = save_checkpoint(tmp_path, model, [optimizer], {"step": 1, "number": number}, keep=1)
+    written = json.loads((folder / "state.json").read_text())
+    assert read_checkpoint(folder).state == {key: value for key, value in written.items() if key != "digest"}
+    (folder / "state.json").write_text(json.dumps({**written, "number": "other"}))
+    with pytest.raises(UserError, match=r"state\.json is not what was written: its digest differs"):
+        read_checkpoint(folder)
+    del written["digest"]
+    (folder / "state.json").write_text(json.dumps(written))
+    assert read_checkpoint(folder).step == 1
 
 
 def test_a_disk_that_fills_up_leaves_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +155,15 @@ def test_what_others_keep_in_the_folder_is_not_overwritten(tmp_path: Path, small
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
+def test_a_folder_in_use_is_let_go_when_the_run_ends(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run"), RunFolder(tmp_path / "run") as folder:
+        folder.hold()
+        with pytest.raises(UserError, match=r"another process is writing the run in .*run; wait"):
+            RunFolder(tmp_path / "run").hold()
+        raise UserError("no run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_command_is_kept_without_the_folders_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [
         "--data",
@@ -150,3 +177,20 @@ def test_the_command_is_kept_without_the_folders_of_a_machine(monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", ["/usr/bin/afire", "pretrain", *words, "films/pack", "a/b=c"])
     expected = ["--data", ".../films", "--out=.../run", "--set", "x=.../y", "--init", ".../z", "films/pack", "a/b=c"]
     assert environment()["command"] == ["afire", "pretrain", *expected]
+
+
+@pytest.mark.parametrize("method", ["afire", "mae", "aeu"])
+def test_the_page_speaks_of_an_encoder_where_there_is_one(
+    tmp_path: Path, smallest: Callable[..., Config], method: str
+) -> None:
+    """A detector that trains networks of its own does not read the settings of the encoder."""
+    data = {"used": 3, "films": 5, "source": "films", "hash": "ab" * 32}
+    counts = {"step": 2, "steps": 2, "epoch": 1, "parameters": 10, "processes": 1, "bad_films": 0}
+    measured = {"losses": {"total": 0.5}, "health": ["-", "not measured"], "images_per_second": 1.0, "data_wait": 0.0}
+    config = smallest().model_copy(update={"method": method})
+    RunFolder(tmp_path).finish(config, data, {**counts, **measured, "status": "finished"})
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    pretraining = method != "aeu"
+    assert ("| encoder | width 16" in page) == ("# A pre-training run" in page) == pretraining
+    assert f"| films | {config.image.size} px |" in page
+    assert ("afire pretrain --resume" if pretraining else "afire detect fit --resume") in page
