@@ -38,8 +38,17 @@ DETECTORS = _Detectors(
     {
         "afire": "afire.detect.maps:MapDetector",
         "aeu": "afire.detect.aeu:AEU",
+        "anatpaste": "afire.detect.anatpaste:AnatPaste",
+        "cutpaste": "afire.detect.cutpaste:CutPaste",
+        "fae": "afire.detect.fae:FAE",
+        "fanogan": "afire.detect.fanogan:FAnoGAN",
         "memae": "afire.detect.memae:MemAE",
+        "mkd": "afire.detect.mkd:MKD",
+        "nsa": "afire.detect.nsa:NSA",
+        "panda": "afire.detect.panda:PANDA",
         "patchcore": "afire.detect.patchcore:PatchCore",
+        "salad": "afire.detect.salad:SALAD",
+        "squid": "afire.detect.squid:SQUID",
     }
 )
 """What `afire detect fit --method` takes: name -> class, a subclass of :class:`afire.detect.base.AnomalyDetector`."""

@@ -4,7 +4,8 @@ A detector of another kind is one file: a subclass of :class:`AnomalyDetector` w
 ``afire.detect.DETECTORS``. Choice, calibration, domain check, evaluation, runs, report and export are the same for all.
 
 On disk a folder with ``config.yaml`` and ``model.safetensors`` (its networks), ``detector.safetensors`` (all its other
-tensors) and, written last, ``detector.json`` (kind, settings, choice, scale of heatmaps, domain, origin of it all).
+tensors), ``atlas.safetensors`` (what normal films look like, for people) and, written last, ``detector.json`` (kind,
+settings, choice, scale of heatmaps, domain, origin of it all).
 
 Shapes: B films of S x S pixels, L = rows x columns positions.
 """
@@ -32,6 +33,7 @@ from afire.config import Config, ImageConfig, load_config, to_yaml, validate
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect import DETECTORS
+from afire.detect.atlas import NormalAtlas
 from afire.detect.choose import choice_from_json, choice_to_json, unchosen
 from afire.detect.normals import Calibration, Domain, Floats, rank_pictures
 from afire.errors import UserError
@@ -40,7 +42,9 @@ from afire.nn.vit import Grid
 from afire.progress import progress
 from afire.tasks.settings import DetectorConfig
 from afire.weights import Weights
+from afire.weights.bundle import is_bundle, open_bundle
 from afire.weights.files import tensor_hash
+from afire.weights.hub import local_path
 
 FORMAT = 2
 SETTINGS, TENSORS, MODEL, CONFIG = "detector.json", "detector.safetensors", "model.safetensors", "config.yaml"
@@ -185,6 +189,7 @@ class AnomalyDetector(nn.Module, ABC):
         self.calibration, self.domain = Calibration(), Domain()
         self.choice, self.scale = unchosen(next(iter(self.meanings))), HeatScale(0.0, 1.0)  # the fit tells better
         self.origin: dict[str, Any] = {}  # data, split, counts, environment: for tables and the model card
+        self.atlas: NormalAtlas | None = None  # for people; no score looks at it
 
     @classmethod
     @abstractmethod
@@ -284,6 +289,8 @@ class AnomalyDetector(nn.Module, ABC):
         others = {name: tensor for name, tensor in state.items() if not name.startswith(_NETWORKS)}
         for file, tensors in ((MODEL, networks), (TENSORS, others)):
             write_atomic(folder / file, partial(save_file, tensors))
+        if self.atlas is not None:
+            self.atlas.save(folder)
         write_json(folder / SETTINGS, self._description())
 
     def _description(self) -> dict[str, Any]:
@@ -318,12 +325,24 @@ def load_detector(folder: Path | str) -> AnomalyDetector:
         detector.scale = HeatScale(float(about["heat_scale"]["low"]), float(about["heat_scale"]["high"]))
         detector.domain.set_limits(about["domain"])
         detector.origin = dict(about["origin"])
+        detector.atlas = NormalAtlas.load(folder)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{folder} is truncated or not a detector of afire ({type(error).__name__}: {reason}); fit it again."
         ) from None
     return detector
+
+
+def detector_folder(model: Path | str) -> Path:
+    """The folder of a detector: ``model`` itself, or the one in a bundle, of which every file is then checked."""
+    path = local_path(model)
+    if not is_bundle(path):
+        return path
+    bundle = open_bundle(path)
+    if bundle.detector is None:
+        raise UserError(f"the bundle {path} holds no detector; export one with `afire export RUN --detector DETECTOR`.")
+    return bundle.detector
 
 
 def read_description(folder: Path) -> Mapping[str, Any]:

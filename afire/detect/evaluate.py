@@ -36,6 +36,7 @@ from afire.detect.localise import (
     open_models,
     trivial_of,
 )
+from afire.detect.marks import Marks, mark_notes, plan_marked_test
 from afire.detect.normals import Floats
 from afire.detect.protocol import (
     TRIVIAL,
@@ -47,6 +48,7 @@ from afire.detect.protocol import (
     pa_only,
     plan_test,
 )
+from afire.detect.run import detector_hash
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import ABNORMAL, TestScores, bootstrap_means, bootstrap_values, run_values
 from afire.tasks.features import data_content_hash
@@ -76,6 +78,7 @@ class EvalTask:
     device: str = "auto"
     draws: int = m.DRAWS
     balance: Literal["view"] | None = None
+    labels: Marks | None = None  # instead of the manifest's: what somebody marked on the page of `afire detect run`
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,7 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
     films = task.films
     if task.protocol == "chexpert250":
         films.manifest = pa_only(films.manifest)
-    test = plan_test(films.manifest, task.split, task.protocol)
-    if task.balance is not None:
-        test = balanced_by_view(films.manifest, test)
+    test = _test_films(task)
     split = task.split if task.split is not None else test.split
     logger.info("%s: %s normal and %s abnormal films", test.message, *_counts(test).values())
     places = find_places(films, test.rows)
@@ -134,7 +135,7 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
         measure(name, folder, detector, films, test, split, places)
         for name, folder, detector in open_models(task.models, films, pick_device(task.device))
     ]
-    notes = _add_trivial(films, test, measured)
+    notes = [*_label_notes(task, measured), *_add_trivial(films, test, measured)]
     table = _table(films, test, measured, task.draws)
     predictions = _predictions(films, test, measured, table.names)
     lines = [_line(table, number, measured) for number in range(len(table.names))]
@@ -155,6 +156,21 @@ def evaluate_detectors(task: EvalTask) -> Evaluated:
         protocol=test.message,
         thresholds=[run.detector.threshold for run in measured],
     )
+
+
+def _test_films(task: EvalTask) -> TestFilms:
+    manifest = task.films.manifest
+    if task.labels is None:
+        test = plan_test(manifest, task.split, task.protocol)
+    else:
+        test = plan_marked_test(task.labels, manifest, task.split, task.protocol)
+    return test if task.balance is None else balanced_by_view(manifest, test)
+
+
+def _label_notes(task: EvalTask, measured: Sequence[Measured]) -> list[str]:
+    if task.labels is None:
+        return []
+    return mark_notes(task.labels, {run.name: (detector_hash(run.folder), run.detector.threshold) for run in measured})
 
 
 def _add_trivial(films: Films, test: TestFilms, measured: Sequence[Measured]) -> list[str]:
@@ -328,6 +344,7 @@ def _result(
         "flops": first.cost(),
         "false_alarms": first.false_alarms,
         "fitted": [run.detector.settings.model_dump() for run in measured],
+        **({"labels": {"file": task.labels.name, "hash": task.labels.hash}} if task.labels is not None else {}),
     }
     weights = dict(first.origin.get("weights", {}))
     return Result(

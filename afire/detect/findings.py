@@ -122,9 +122,7 @@ def to_line(result: FilmResult) -> str:
 def read_journal(path: Path) -> tuple[dict[str, Any], list[FilmResult]]:
     """The header and the films of a journal. Truncated lines are left out, and of a film the last line counts."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    header = _object(lines[0]) if lines else None
-    if header is None or "run" not in header:
-        raise UserError(f"{path} does not start like a journal of `afire detect run`; choose another --out.")
+    header = read_header(path)
     known = {entry.name for entry in fields(FilmResult)}
     results: dict[str, FilmResult] = {}
     for line in lines[1:]:
@@ -133,7 +131,17 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[FilmResult]]:
             continue
         entry["objections"], entry["notes"] = tuple(entry["objections"]), tuple(entry["notes"])
         results[entry["file"]] = FilmResult(**entry)
-    return header["run"], list(results.values())
+    return header, list(results.values())
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """What the first line of a journal says about the run."""
+    with path.open(encoding="utf-8") as stream:
+        first = _object(stream.readline())
+    if first is None or not isinstance(first.get("run"), dict):
+        raise UserError(f"{path} does not start like a journal of `afire detect run`; choose another --out.")
+    run: dict[str, Any] = first["run"]
+    return run
 
 
 def _object(line: str) -> dict[str, Any] | None:

@@ -23,10 +23,11 @@ from torch import Tensor
 from afire.config import Config, LesionConfig, changed, load_config, parse_override
 from afire.data.keys import BEHIND, FILMS, remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
-from afire.data.pack import Films, PackedFilms, is_pack, read_summary
+from afire.data.pack import Films, is_pack, read_summary
 from afire.data.splits import Split
 from afire.detect import DETECTORS
 from afire.detect import choose as choosing
+from afire.detect.atlas import make_atlas
 from afire.detect.base import (
     ADAPT,
     CONFIG,
@@ -41,7 +42,7 @@ from afire.detect.base import (
     film_batches,
 )
 from afire.errors import UserError
-from afire.files import remove_unfinished, require_own
+from afire.files import folder_lock, remove_unfinished, require_own
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods import method_type
 from afire.methods.base import Learner, Method
@@ -151,9 +152,8 @@ def batch_of(asked: int, films: int, accumulate: int) -> dict[str, int]:
 
 def _read_once(films: Films, rows: Rows) -> None:
     """A film that cannot be read is passed over in training, but not afterwards: say so before it."""
-    if not isinstance(films, PackedFilms):  # which has read them all
-        for _ in film_batches(films, rows, "reading films"):
-            pass
+    for _ in film_batches(films, rows, "reading films"):
+        pass
 
 
 def for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
@@ -244,6 +244,7 @@ def open_networks(
         if override.strip().startswith("lesions."):
             raise UserError(f"--set {override}: the lesions that a detector learns on are adapt.{override.strip()}.")
     opened = open_weights(weights)
+    opened.check_trunk()
     if opened.brings_settings:
         _refuse_settings(preset, file, overrides)
         return Networks(opened.config, opened, opened.run)
@@ -312,13 +313,18 @@ logger = logging.getLogger("afire")
 
 
 def fit_detector(task: FitTask) -> AnomalyDetector:
-    """Start, fit, choose and calibrate; writes ``task.out`` and returns the detector.
+    """Start, fit, choose and calibrate; writes ``task.out``, where no one else may write meanwhile.
 
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
     """
-    if (task.out / SETTINGS).exists():
-        raise UserError(f"{task.out} already holds a detector; choose another --out.")
-    require_own(task.out, FILMS, (CONFIG, MODEL))
+    with folder_lock(task.out, "the detector in"):
+        if (task.out / SETTINGS).exists():
+            raise UserError(f"{task.out} already holds a detector; choose another --out.")
+        require_own(task.out, FILMS, (CONFIG, MODEL))
+        return _fit_detector(task)
+
+
+def _fit_detector(task: FitTask) -> AnomalyDetector:
     kind, settings = DETECTORS[task.method], task.settings
     subsets = detection_subsets(
         task.films.manifest, task.split, settings.seed, settings.held_out, settings.choose_share
@@ -332,6 +338,7 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
     notes = [*kind.remarks(task), *_seen_before(task, subsets)]
     detector: AnomalyDetector = kind.start(task, subsets)
     calibrate(detector, task.films, subsets)
+    detector.atlas = make_atlas(task.films, subsets.fit, detector.grid[0], settings.atlas.patches)
     notes += choosing.warnings(detector.choice)
     for note in notes:
         logger.warning("%s", note)
@@ -473,6 +480,7 @@ def _origin(task: FitTask, subsets: Subsets, notes: list[str]) -> dict[str, Any]
 
 
 def _weights_name(task: FitTask) -> dict[str, str]:
-    if task.pretrained is not None:
-        return {"name": task.pretrained.name, "hash": task.pretrained.method_hash}
+    given = task.pretrained
+    if given is not None:
+        return {"name": given.name, "hash": given.method_hash if given.holds_method else given.hash}
     return {"name": "random" if task.init is None else Path(task.init).name}

@@ -4,11 +4,12 @@ Such a detector is one file: a :class:`~afire.methods.base.Learner` (its network
 a :class:`LearnedDetector` that says what the trained networks find in a film. Training has checkpoints, can be resumed,
 runs on several processes and stops on a signal, as a pre-training does; its folder is kept with the detector.
 
-Shapes: B films of S x S pixels, L = rows x columns places of the heatmap.
+Shapes: B films of S x S pixels, L = rows x columns places of the heatmap, D width of a token, P depths of the trunk.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,13 @@ from afire.detect.base import AnomalyDetector, Begin, FitTask, Look, NormalFilms
 from afire.detect.fit import batch_of, train_networks
 from afire.detect.normals import Standard
 from afire.errors import UserError
-from afire.methods.base import Learner
-from afire.nn.vit import Grid
+from afire.methods.base import AllFilms, Keys, Learner, Views
+from afire.nn.vit import Grid, Normalise, VisionTransformer, at_least_float32, grid_of, initialise
 from afire.tasks.settings import DetectorConfig
 from afire.training.pretrain import Start
 from afire.weights import RANDOM, Weights, open_weights, pick_device
 
+_LEAST_SD, _NOTHING = 0.01, 1e-12  # of a token's numbers, as a share of the usual one; and of all
 CELL = 8  # pixels of a film in one place of the heatmap, along each side
 _STANDARD_FILMS = 2048  # that settle what is usual at a place
 
@@ -166,28 +168,140 @@ class LearnedDetector(AnomalyDetector):
         return Look(scores, self.standard(examined.map), examined.restored)
 
 
+class TrunkLearner(Learner):
+    """Networks that look through the trunk of given weights. It is frozen; a kind that adapts it thaws what it trains.
+
+    The trunk stays in evaluation mode: its stochastic depth was for the pre-training.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.normalise = Normalise(config.image)
+        self.trunk = VisionTransformer.from_config(config.encoder, config.image)
+        initialise(self.trunk, torch.Generator().manual_seed(config.seed))  # until given weights take their place
+        self.trunk.eval().requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.trunk.eval()
+        return self
+
+    def views(self, images: Tensor, keys: Keys) -> Views:
+        return {"images": images}
+
+
+class LevelSettings(Section):
+    """Settings of networks on several depths of a trunk."""
+
+    blocks: list[int] = Field([], description="read the tokens after these blocks of the trunk; empty = the usual ones")
+
+
+class LevelLearner(TrunkLearner):
+    """Networks on the tokens of a trunk at several depths, number by number in sd of normal films.
+
+    Tokens grow from block to block, and in some trunks a few of their numbers are a hundred times as large as the
+    others: without a standard, those alone would count.
+    """
+
+    settings_type = LevelSettings
+    prepares = True
+    usual: ClassVar[Sequence[float]]
+    """After these shares of the blocks tokens are read, unless the settings say where."""
+    token_mean: Tensor  # (P, 1, D) over places and normal films
+    token_sd: Tensor
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        assert isinstance(self.options, LevelSettings)
+        self.after = blocks_of(self.options.blocks, len(self.trunk.blocks), self.usual, config.method)
+        shape = (len(self.after), 1, self.trunk.width)
+        self.register_buffer("token_mean", torch.zeros(shape))
+        self.register_buffer("token_sd", torch.ones(shape))
+
+    @torch.no_grad()
+    def prepare(self, epoch: int, films: AllFilms) -> None:
+        """The standard, before the first update."""
+        if epoch > 0:
+            return
+        count, total, squares = 0, torch.zeros(()), torch.zeros(())
+        for images, _ in films():
+            tokens_BPLD = self._tokens(images).cpu().double()
+            count += tokens_BPLD.shape[0] * tokens_BPLD.shape[2]
+            total = total + tokens_BPLD.sum(dim=(0, 2))
+            squares = squares + tokens_BPLD.square().sum(dim=(0, 2))
+        mean = total / count
+        sd = (squares / count - mean.square()).clamp_min(0).sqrt()
+        usual = sd.median(dim=1, keepdim=True).values
+        self.token_mean.copy_(mean[:, None])
+        # What hardly ever differs between films would be noise made large.
+        self.token_sd.copy_(torch.maximum(sd, _LEAST_SD * usual).clamp_min(_NOTHING)[:, None])
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Films (B, C, S, S) in [0, 1] -> tokens (B, P, L, D) in sd of normal films. Carries no gradient."""
+        return (self._tokens(images) - self.token_mean) / self.token_sd
+
+    @torch.no_grad()
+    def _tokens(self, images: Tensor) -> Tensor:
+        levels = self.trunk.levels(self.normalise(images), self.after)
+        return at_least_float32(torch.stack([tokens[:, 1:] for tokens in levels], dim=1))
+
+
 class OnTrunk(LearnedDetector):
     """A detector that starts from the trunk of given weights, such as a pre-training's or ImageNet's."""
 
     takes = "trunk"
+    Networks: ClassVar[type[TrunkLearner]]
+    model: TrunkLearner
 
     @classmethod
-    def weights_of(cls, task: FitTask) -> Weights:
-        """The weights that the task names; random ones follow from its seed."""
-        return task.pretrained or open_weights(task.init or RANDOM, task.config, seed=task.settings.seed)
+    def grid_of(cls, config: Config) -> Grid:
+        """That of the trunk's tokens."""
+        return grid_of(config.image.size, config.image.size, config.encoder.patch_size)
+
+    @classmethod
+    def first_weights(cls, task: FitTask) -> Start:
+        weights = trunk_weights(task)
+
+        def start(learner: TrunkLearner) -> None:
+            learner.trunk.load_state_dict(weights.trunk.state_dict())
+
+        return start
 
     @classmethod
     def remarks(cls, task: FitTask) -> Iterator[str]:
-        if task.pretrained is None and task.init is None:
-            yield (
-                f"{cls.method} was published with a trunk pre-trained on ImageNet, and this one has random weights: "
-                "expect less of it; give --weights, a file of a ViT or a pre-training run"
-            )
+        yield from random_trunk(cls.method, task)
+
+
+def trunk_weights(task: FitTask) -> Weights:
+    """The weights that the task names; random ones follow from its seed."""
+    return task.pretrained or open_weights(task.init or RANDOM, task.config, seed=task.settings.seed)
+
+
+def random_trunk(method: str, task: FitTask) -> Iterator[str]:
+    """What to say where a detector that lives off a pre-trained trunk gets none."""
+    if task.pretrained is None and task.init is None:
+        yield (
+            f"{method} was published with a trunk pre-trained on ImageNet, and this one has random weights: expect "
+            "less of it; give --weights, a file of a ViT or a pre-training run"
+        )
+
+
+def blocks_of(asked: Sequence[int], depth: int, shares: Sequence[float], what: str) -> list[int]:
+    """After how many of ``depth`` blocks tokens are read, rising: as ``asked``, else after these shares of them."""
+    for block in asked:
+        if not 1 <= block <= depth:
+            raise UserError(f"{what}.blocks has {block}, but the trunk has the blocks 1 to {depth}.")
+    return sorted(set(asked) or {math.ceil(share * depth) for share in shares})
 
 
 def by_place(pixels_B1SS: Tensor, grid: Grid) -> Tensor:
     """A value for every pixel -> the mean of each place (B, L)."""
     return F.adaptive_avg_pool2d(pixels_B1SS, grid).flatten(1)
+
+
+def mean_square(differences: Tensor) -> Tensor:
+    """(B, ...) -> the mean of the squares of each film (B,)."""
+    return at_least_float32(differences).flatten(1).square().mean(dim=1)
 
 
 def check_halvings(config: Config, side: int, times: int, what: str) -> int:

@@ -27,7 +27,7 @@ from afire.data.keys import Seen, films_seen
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split
-from afire.detect.base import AnomalyDetector, Heat, Rows, Subsets, film_batches, load_detector
+from afire.detect.base import AnomalyDetector, Heat, Rows, Subsets, detector_folder, film_batches, load_detector
 from afire.detect.fit import detection_subsets
 from afire.detect.normals import Calibration, Floats
 from afire.detect.protocol import Plain, TestFilms, check_unseen, seen_in_pretraining, trivial_scores
@@ -179,8 +179,9 @@ class Measured:
 
 
 def open_models(folders: Sequence[Path], films: Films, device: torch.device) -> list[tuple[str, Path, AnomalyDetector]]:
-    """Detectors of one kind with a name for each: its seed, or its folder where seeds repeat."""
-    detectors = [load_detector(folder).to(device) for folder in folders]
+    """Detectors of one kind with a name for each: its seed, or its folder or bundle where seeds repeat."""
+    inside = [detector_folder(folder) for folder in folders]
+    detectors = [load_detector(folder).to(device) for folder in inside]
     seeds = [detector.settings.seed for detector in detectors]
     methods = dict.fromkeys(detector.method for detector in detectors)
     if len(methods) > 1:
@@ -193,7 +194,7 @@ def open_models(folders: Sequence[Path], films: Films, device: torch.device) -> 
     names = [f"seed-{seed}" if distinct else folder.resolve().name for seed, folder in zip(seeds, folders, strict=True)]
     if len(set(names)) < len(names):
         raise UserError("two --model are the same folder, or folders of the same name and seed.")
-    return list(zip(names, folders, detectors, strict=True))
+    return list(zip(names, inside, detectors, strict=True))
 
 
 def measure(

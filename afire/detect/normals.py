@@ -1,14 +1,15 @@
-"""What normal films say, kept as modules: the standard of a map, the calibration of a score, the domain of a detector.
+"""What normal films say, kept as modules: the standard of a map, the Gaussian of a feature, the calibration of a score,
+the domain of a detector.
 
 Their buffers are filled by normal films. Being modules, they move, are saved and are loaded with the detector that
 holds them.
 
-Shapes: B films, L positions, N normal films, P = 24 x 24 places of a rank picture.
+Shapes: B films, L positions, D width of a feature, N normal films, P = 24 x 24 places of a rank picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,90 @@ class Standard(Fitted):
 
     def forward(self, map_BL: Tensor) -> Tensor:
         return (map_BL - self.mean) / self.sd
+
+
+class Gaussian(Fitted):
+    """A Gaussian of one feature (D,) for each film, and how far other films are from it (Mahalanobis distance)."""
+
+    mean: Tensor  # (D,)
+    whiten: Tensor  # (D, D): a centred feature times this has unit covariance, so that a distance is a length
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(0))
+        self.register_buffer("whiten", torch.zeros(0))
+
+    def fit(self, batches: Iterable[Tensor]) -> None:
+        """From the features (B, D) of normal films."""
+        moments = Moments()
+        for features_BD in batches:
+            moments.add(features_BD.cpu()[:, None])  # in double precision, which not every device has
+        mean_LD, whiten_LDD, _ = moments.gaussian()
+        self.mean, self.whiten = mean_LD[0], whiten_LDD[0]
+
+    def forward(self, features_BD: Tensor) -> Tensor:
+        """(B,), divided by the root of D: about 1 for normals."""
+        return ((features_BD.float() - self.mean) @ self.whiten).square().mean(dim=1).sqrt()
+
+
+class Moments:
+    """Adds up batches of features of L positions; memory does not grow with the number of films.
+
+    The covariance is shrunk towards a multiple of the identity by the Ledoit-Wolf rule, position by position, because
+    there are often fewer films than dimensions. The rule needs the mean of |x|^4 about the mean beside the covariance.
+    """
+
+    def __init__(self) -> None:
+        self.films = 0
+        self._shift: Tensor | None = None  # near the mean, so that nothing cancels
+        self._sum = self._outer = self._cubes = self._fourth = torch.zeros(())
+
+    def add(self, tokens_BLD: Tensor) -> None:
+        """Take in the features of some films."""
+        tokens = tokens_BLD.double()
+        if self._shift is None:
+            self._shift = tokens.mean(dim=0)
+        centred_LBD = (tokens - self._shift).transpose(0, 1)
+        self._sum = self._sum + centred_LBD.sum(dim=1)
+        self._outer = self._outer + centred_LBD.transpose(1, 2) @ centred_LBD
+        squares_LB = centred_LBD.square().sum(dim=-1)
+        self._cubes = self._cubes + (squares_LB[..., None] * centred_LBD).sum(dim=1)
+        self._fourth = self._fourth + squares_LB.square().sum(dim=1)
+        self.films += len(tokens)
+
+    def gaussian(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean (L, D), whitening matrices (L, D, D) and how much each covariance was shrunk (L,)."""
+        if self._shift is None or self.films < 2:
+            raise UserError("Gaussians need at least 2 normal films.")
+        n, d = self.films, self._shift.shape[-1]
+        offset = self._sum / n
+        covariance = self._outer / n - offset[:, :, None] * offset[:, None, :]
+        shrinkage = _ledoit_wolf(covariance, self._fourth_about(offset), n)
+        scale = covariance.diagonal(dim1=1, dim2=2).mean(dim=1)
+        eye = torch.eye(d, dtype=torch.float64, device=covariance.device)
+        shrunk = (1 - shrinkage)[:, None, None] * covariance + (shrinkage * scale.clamp_min(1e-12))[:, None, None] * eye
+        values, vectors = torch.linalg.eigh(shrunk)
+        whiten = vectors / values.clamp_min(values[:, -1:] * 1e-9).sqrt()[:, None, :]
+        return (self._shift + offset).float(), whiten.float(), shrinkage.float()
+
+    def _fourth_about(self, offset_LD: Tensor) -> Tensor:
+        """Mean of |x - offset|^4 (L,), from moments about the shift: |x - o|^2 = |x|^2 - 2 x.o + |o|^2, squared."""
+        o2 = offset_LD.square().sum(dim=1)
+        along = torch.einsum("ld,lde,le->l", offset_LD, self._outer, offset_LD) / self.films  # mean of (x.o)^2
+        cubes = (self._cubes * offset_LD).sum(dim=1) / self.films  # mean of |x|^2 x.o
+        squares = self._outer.diagonal(dim1=1, dim2=2).sum(dim=1) / self.films
+        # The mean of x.o is |o|^2, because the offset is the mean.
+        return self._fourth / self.films + 4 * along + o2.square() - 4 * cubes + 2 * squares * o2 - 4 * o2.square()
+
+
+def _ledoit_wolf(covariance_LDD: Tensor, fourth_L: Tensor, n: int) -> Tensor:
+    """How much to shrink (L,), in [0, 1]: the expected error of the covariance over its distance from the identity."""
+    d = covariance_LDD.shape[-1]
+    squares = covariance_LDD.square().sum(dim=(1, 2))
+    trace = covariance_LDD.diagonal(dim1=1, dim2=2).sum(dim=1)
+    error = (fourth_L - squares) / n
+    distance = squares - trace.square() / d
+    return torch.where(distance > 0, error / distance.clamp_min(1e-300), 1.0).clamp(0, 1)
 
 
 class Calibration(OnCpu):

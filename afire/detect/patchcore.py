@@ -12,7 +12,7 @@ Shapes: B films, L positions, D width of a feature, N candidates for the memory,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -23,12 +23,13 @@ from typing_extensions import Self
 
 from afire.config import Config, Section
 from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subsets
+from afire.detect.learned import blocks_of, random_trunk, trunk_weights
 from afire.detect.normals import Fitted, Standard
 from afire.errors import UserError
 from afire.nn.vit import Grid, Normalise, VisionTransformer
 from afire.progress import progress
 from afire.tasks.settings import DetectorConfig
-from afire.weights import RANDOM, open_weights, pick_device
+from afire.weights import pick_device
 
 SCORE = "patchcore"
 _PROJECTED = 128  # dimensions in which the coreset is picked, as in the paper
@@ -72,21 +73,12 @@ class LocalPatches(nn.Module):
     def __init__(self, encoder: VisionTransformer, normalise: Normalise, config: MemoryConfig) -> None:
         super().__init__()
         self.encoder, self.normalise = encoder, normalise
-        self.blocks, self.side = _blocks(config.blocks, len(encoder.blocks)), config.neighbourhood
+        self.blocks = blocks_of(config.blocks, len(encoder.blocks), (1 / 2, 3 / 4), "patchcore")
+        self.side = config.neighbourhood
 
     def forward(self, images: Tensor) -> Tensor:
         levels = self.encoder.levels(self.normalise(images), self.blocks)
         return torch.cat([around(tokens[:, 1:], self.encoder.grid, self.side) for tokens in levels], dim=-1)
-
-
-def _blocks(asked: Sequence[int], depth: int) -> list[int]:
-    """After how many blocks tokens are read, rising."""
-    if not asked:
-        return sorted({math.ceil(depth / 2), math.ceil(3 * depth / 4)})
-    for block in asked:
-        if not 1 <= block <= depth:
-            raise UserError(f"patchcore.blocks has {block}, but the trunk has the blocks 1 to {depth}.")
-    return sorted(asked)
 
 
 def around(tokens_BLD: Tensor, grid: Grid, side: int) -> Tensor:
@@ -237,10 +229,11 @@ class PatchCore(AnomalyDetector):
     @classmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:
         assert isinstance(task.settings, PatchCoreConfig)
-        weights = task.pretrained
-        if weights is None:
-            weights = open_weights(task.init or RANDOM, task.config, seed=task.settings.seed)
-        return cls(weights.trunk, task.config, task.settings).to(pick_device(task.device))
+        return cls(trunk_weights(task).trunk, task.config, task.settings).to(pick_device(task.device))
+
+    @classmethod
+    def remarks(cls, task: FitTask) -> Iterator[str]:
+        yield from random_trunk(cls.method, task)
 
     @torch.no_grad()
     def fit(self, normals: NormalFilms) -> None:

@@ -33,6 +33,7 @@ from afire.data.manifest import SPLITS, Manifest
 from afire.data.pack import Films
 from afire.data.splits import Split, films_hash, make_split, stratified_order
 from afire.errors import UserError
+from afire.files import sha256_text
 from afire.progress import progress
 from afire.tasks.features import FEATURE_BATCH, laplacian_variance, size_features
 from afire.tasks.guard import check_no_leaks
@@ -226,11 +227,17 @@ class TestFilms:
     truth: NDArray[np.float64]  # (len(rows),): 1 abnormal, 0 normal
     normals: Rows  # for training
     split: Split | None  # what a detector fitted on this set should have been given
+    own_labels: bool = False  # they are not those of the manifest
 
     __test__ = False  # its name is not pytest's business
 
     def hash(self, manifest: Manifest) -> str:
-        return films_hash(manifest, {"test": self.rows})
+        """Of the films; and of their labels, where the manifest does not decide them."""
+        films = films_hash(manifest, {"test": self.rows})
+        if not self.own_labels:
+            return films
+        labels = zip(manifest.table["image"].to_numpy()[self.rows], self.truth, strict=True)
+        return sha256_text("\n".join([films, *sorted(f"{image}\t{truth:g}" for image, truth in labels)]))
 
 
 def plan_test(manifest: Manifest, split: Split | None = None, protocol: Name = "auto") -> TestFilms:

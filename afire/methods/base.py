@@ -3,6 +3,7 @@
 A pre-training method is one file with one class, and one line in :data:`afire.methods.METHODS`; a detector may bring
 networks that learn in the same way. The loop calls, in this order:
 
+    begin_run(rows, read)              once, also after a resume: what is kept of films and of no checkpoint
     begin_phase(name)                  at the first step of a phase, also after a resume
     prepare(epoch, films)              before an epoch, where ``prepares`` says so: a pass over all films
     schedule(progress)                 before a step: temperatures, momenta; what it returns is logged
@@ -42,6 +43,7 @@ from afire.nn.vit import Normalise, VisionTransformer, check_films, grid_of, pat
 Views = Mapping[str, Tensor]
 Outputs = Mapping[str, Tensor]
 AllFilms = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # images (B, 1, S, S) on the device, and their rows (B,)
+ReadFilms = Callable[[Tensor], Tensor]  # rows (n,) of the manifest -> images (n, 1, S, S) in [0, 1] on the device
 ALL = "all"
 NUMBERS_PER_KEY = len(Draw)
 _DEPTH = 0x5D0B7
@@ -117,6 +119,8 @@ class Learner(nn.Module, ABC):
     """Optimisers that take turns in a step, such as a network and its adversary."""
     prepares: ClassVar[bool] = False
     """Whether :meth:`prepare` wants to be called before every epoch."""
+    optimizer: ClassVar[Literal["adamw", "sgd"]] = "adamw"
+    """What moves its parameters; ``sgd`` takes ``training.beta1`` as its momentum."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -150,6 +154,13 @@ class Learner(nn.Module, ABC):
         """Stretches of the run, in order; their epochs sum to ``training.epochs``."""
         return (Phase("train", self.config.training.epochs),)
 
+    def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
+        """Before the first step of a run, also of one that is resumed: look up films of its ``rows`` (N,).
+
+        For what a checkpoint must not hold, such as pixels of patients. The same on every process, and the same after
+        a resume: it may depend on the settings and on the films, not on the weights.
+        """
+
     def begin_phase(self, name: str) -> None:
         """Freeze, thaw or reset networks; called again after a resume, before the weights are restored."""
 
@@ -159,9 +170,13 @@ class Learner(nn.Module, ABC):
     def rests(self, turn: str, progress: Progress) -> bool:
         """Whether the optimiser ``turn`` leaves this step out, such as a generator while its critic catches up.
 
-        The first turn never rests.
+        Never all of them.
         """
         return False
+
+    def share(self, turn: str) -> float:
+        """Share of the steps in which ``turn`` does not rest, for what an update costs."""
+        return 1.0
 
     def parameters_of(self, turn: str) -> Iterator[tuple[str, nn.Parameter]]:
         """Trainable parameters by name that ``turn`` updates."""
@@ -181,17 +196,37 @@ class Learner(nn.Module, ABC):
         return 1
 
     def flops(self) -> float:
-        """Counted floating-point operations of one film in one update, forward and backward."""
+        """Counted floating-point operations of one film in one update, forward and backward; the mean over a run."""
         image = torch.zeros(1, self.config.image.channels, self.config.image.size, self.config.image.size)
         image[..., ::2, ::3] = 0.5  # not blank: lesions need something to read
         image = image.to(next(self.parameters()).device)
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        # The plain form of attention: fused ones are not counted on every device.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            for turn in self.turns:
+        trained = {turn: [weight for _, weight in self.parameters_of(turn)] for turn in self.turns}
+        counted = 0.0
+        for turn in self.turns:
+            train_only(turn, trained)
+            # The plain form of attention: fused ones are not counted on every device.
+            with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
                 outputs = self(self.views(image, Keys(0, 0, 0, torch.zeros(1, dtype=torch.int64))))
-                torch.autograd.grad(self.losses(outputs, turn).total, trained, allow_unused=True)
-        return float(counter.get_total_flops())
+                torch.autograd.grad(self.losses(outputs, turn).total, trained[turn], allow_unused=True)
+            counted += self.share(turn) * float(counter.get_total_flops())
+        train_only(None, trained)
+        return counted
+
+
+def train_only(turn: str | None, trained: Mapping[str, Iterable[nn.Parameter]]) -> None:
+    """Of the parameters that each turn updates, let only those of ``turn`` get gradients; None: all of them.
+
+    A network that no parameter of gets a gradient is one that a learner may leave out of :meth:`Learner.forward`, see
+    :func:`learns`.
+    """
+    for owner, parameters in trained.items():
+        for parameter in parameters:
+            parameter.requires_grad_(turn in (None, owner))
+
+
+def learns(*networks: nn.Module) -> bool:
+    """Whether the turn at hand trains any of the ``networks``."""
+    return any(parameter.requires_grad for network in networks for parameter in network.parameters())
 
 
 class Method(Learner):
@@ -274,6 +309,21 @@ def depth_draws(blocks: int, seed: int, step: int, draws: Tensor, views: int = 1
     slots = -(-2 * blocks // NUMBERS_PER_KEY)
     numbers = unit(keyed(seed ^ _DEPTH, step, draws, views, slots))
     return numbers.flatten(2)[:, :, : 2 * blocks].reshape(-1, blocks, 2)
+
+
+def uniform_draws(count: int, seed: int, step: int, rows: Tensor) -> Tensor:
+    """Numbers (B, count), uniform in [0, 1), that follow from (seed, step, row) alone."""
+    slots = -(-count // NUMBERS_PER_KEY)
+    return unit(keyed(seed, step, rows, 1, slots)).flatten(1)[:, :count]
+
+
+def normal_draws(count: int, seed: int, step: int, rows: Tensor) -> Tensor:
+    """Numbers (B, count) of a standard normal distribution that follow from (seed, step, row) alone."""
+    half = -(-count // 2)
+    length, angle = uniform_draws(2 * half, seed, step, rows).chunk(2, dim=1)  # Box and Muller's pairs
+    radius = (-2 * torch.log1p(-length)).sqrt()
+    angle = 2 * math.pi * angle
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""Small convolutional networks: an encoder that halves a film step by step, and a decoder that doubles it back.
+"""Small convolutional networks: an encoder that halves a film step by step, a decoder that doubles it back, and a
+residual encoder for networks that look and do not draw, with a head that says something about every place.
 
 Group normalisation, not batch normalisation: a film's result then depends on no other film, so that a batch in pieces
 or on several processes gives what the whole batch gives. Doubling is nearest-neighbour and a convolution: transposed
@@ -18,12 +19,13 @@ from torch import Tensor, nn
 
 _GROUPS = 8
 SLOPE = 0.2  # of the leaky rectifier
+_FLAT = 1e-3  # deviation of an image that has hardly any
 
 
-def norm(channels: int) -> nn.GroupNorm:
-    """In groups of equally many channels, eight of them where that is possible."""
-    groups = next(count for count in range(min(_GROUPS, channels), 0, -1) if channels % count == 0)
-    return nn.GroupNorm(groups, channels)
+def norm(channels: int, groups: int = _GROUPS) -> nn.GroupNorm:
+    """In ``groups`` of equally many channels, or as many below that as divide them."""
+    most = next(count for count in range(min(groups, channels), 0, -1) if channels % count == 0)
+    return nn.GroupNorm(most, channels)
 
 
 class Stage(nn.Sequential):
@@ -64,10 +66,114 @@ class ConvDecoder(nn.Module):
         self.last = nn.Conv2d(back[-1], channels, 3, padding=1)
 
     def forward(self, features: Tensor) -> Tensor:
+        return self.draw(self.levels(features))
+
+    def levels(self, features: Tensor) -> list[Tensor]:
+        """What each stage gives, the coarsest first."""
+        levels = []
         for stage in self.stages:
             features = stage(doubled(features))
-        drawn: Tensor = self.last(features)
+            levels.append(features)
+        return levels
+
+    def draw(self, levels: Sequence[Tensor]) -> Tensor:
+        """The picture that the last of the ``levels`` makes."""
+        drawn: Tensor = self.last(levels[-1])
         return drawn
+
+
+class CodeEncoder(nn.Module):
+    """(B, channels, side, side) -> (B, numbers): a :class:`ConvEncoder`, and a matrix that reads its last features.
+
+    With one number it is a critic or a discriminator.
+    """
+
+    def __init__(self, channels: int, widths: Sequence[int], side: int, numbers: int) -> None:
+        super().__init__()
+        self.stages = ConvEncoder(channels, widths)
+        self.read = nn.Linear(widths[-1] * (side // 2 ** len(widths)) ** 2, numbers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        code: Tensor = self.read(self.features(images))
+        return code
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the matrix reads: (B, F)."""
+        features: Tensor = self.stages(images)
+        return features.flatten(1)
+
+
+class CodeDecoder(nn.Module):
+    """(B, numbers) -> (B, channels, side, side) in [-1, 1]: the way back of a :class:`CodeEncoder`."""
+
+    def __init__(self, channels: int, widths: Sequence[int], side: int, numbers: int) -> None:
+        super().__init__()
+        inner = side // 2 ** len(widths)
+        self.shape = (widths[-1], inner, inner)
+        self.write = nn.Linear(numbers, widths[-1] * inner**2)
+        self.stages = ConvDecoder(channels, widths)
+
+    def forward(self, code: Tensor) -> Tensor:
+        drawn: Tensor = self.stages(self.write(code).view(-1, *self.shape))
+        return drawn.tanh()
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions, added to what came in."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int = 1) -> None:
+        super().__init__()
+        self.first = Stage(channels_in, channels_out, stride)
+        self.second = nn.Sequential(nn.Conv2d(channels_out, channels_out, 3, padding=1), norm(channels_out))
+        same = stride == 1 and channels_in == channels_out
+        self.shortcut = nn.Identity() if same else nn.Conv2d(channels_in, channels_out, 1, stride)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.leaky_relu(self.second(self.first(features)) + self.shortcut(features), SLOPE)
+
+
+class ResidualEncoder(nn.Module):
+    """A stem that halves the film, then stages of ``blocks`` residual blocks, each with its width and its stride."""
+
+    def __init__(self, channels: int, widths: Sequence[int], strides: Sequence[int], blocks: int) -> None:
+        super().__init__()
+        self.stem = Stage(channels, widths[0], stride=2)
+        self.stages = nn.ModuleList()
+        for (before, after), stride in zip(pairwise([widths[0], *widths]), strides, strict=True):
+            more = [ResidualBlock(after, after) for _ in range(blocks - 1)]
+            self.stages.append(nn.Sequential(ResidualBlock(before, after, stride), *more))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.levels(images)[-1]
+
+    def levels(self, images: Tensor) -> list[Tensor]:
+        """What each stage gives, the finest first."""
+        levels, features = [], self.stem(images)
+        for stage in self.stages:
+            features = stage(features)
+            levels.append(features)
+        return levels
+
+
+class DenseHead(nn.Module):
+    """Levels of an encoder, each half as fine as the one before -> ``channels`` numbers at each place of the finest.
+
+    From the coarsest on, a level is doubled and added to the next finer one: places know what surrounds them.
+    """
+
+    def __init__(self, channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        back = list(reversed(widths))
+        self.narrow = nn.ModuleList([nn.Conv2d(before, after, 1) for before, after in pairwise(back)])
+        self.merge = nn.ModuleList([Stage(after, after) for after in back[1:]])
+        self.last = nn.Conv2d(back[-1], channels, 1)
+
+    def forward(self, levels: Sequence[Tensor]) -> Tensor:
+        *finer, features = levels
+        for narrow, merge, level in zip(self.narrow, self.merge, reversed(finer), strict=True):
+            features = merge(doubled(narrow(features)) + level)
+        said: Tensor = self.last(features)
+        return said
 
 
 def doubled(features: Tensor) -> Tensor:
@@ -80,6 +186,12 @@ def shrunk(images: Tensor, side: int) -> Tensor:
     if images.shape[-1] <= side:
         return images
     return F.interpolate(images, size=(side, side), mode="area")
+
+
+def standardised(images: Tensor) -> Tensor:
+    """Each image by its own mean and deviation: exposure and contrast do not count."""
+    centred = images - images.mean(dim=(-2, -1), keepdim=True)
+    return centred / centred.square().mean(dim=(-2, -1), keepdim=True).sqrt().clamp_min(_FLAT)
 
 
 def initialise_conv(module: nn.Module, generator: torch.Generator) -> None:

@@ -131,7 +131,7 @@ def patchify(images: Tensor, patch_size: int) -> Tensor:
 
 def unpatchify(patches: Tensor, patch_size: int, grid: Grid) -> Tensor:
     """(B, L, C*p*p) -> (B, C, H, W): the inverse of :func:`patchify` on a grid of (rows, columns) patches."""
-    B, p = len(patches), patch_size
+    B, p = patches.shape[0], patch_size  # not len: a graph would be of this many films only
     blocks = patches.reshape(B, *grid, -1, p, p)
     return blocks.permute(0, 3, 1, 4, 2, 5).reshape(B, -1, grid[0] * p, grid[1] * p)
 

@@ -14,7 +14,8 @@ import copy
 import logging
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from afire.data.keys import Seen
 from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
-from afire.files import read_json, require_own, sha256_text, write_atomic, write_json
+from afire.files import folder_lock, read_json, require_own, sha256_text, write_atomic, write_json
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
@@ -159,8 +160,12 @@ class Finished:
     weights_hash: str
 
 
-def claim_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> None:
-    """Refuse to mix with runs that are there already; with ``force`` alone they are removed. A collective call."""
+@contextmanager
+def claimed_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> Iterator[None]:
+    """Hold the folders; refuse to mix with runs that are there already, which ``force`` alone removes.
+
+    A collective call.
+    """
     experiment = bench.experiment
 
     def claim() -> None:
@@ -168,6 +173,7 @@ def claim_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> None:
             folder = experiment.folders[fraction]
             if folder.exists() and not folder.is_dir():
                 raise UserError(f"{folder} is a file; --out needs a folder.")
+            held.enter_context(folder_lock(folder, "the runs in"))
             require_own(folder, RESULT)
             there = [folder / run.name for run in runs if RunFolder(folder / run.name).exists]
             if experiment.resume or not (there or (folder / RESULT).exists()):
@@ -181,7 +187,9 @@ def claim_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> None:
             for old in there:
                 shutil.rmtree(old)
 
-    on_first_process(bench.accelerator, claim, "in --out")
+    with ExitStack() as held:
+        on_first_process(bench.accelerator, claim, "in --out")
+        yield
 
 
 def complete_run(bench: Bench, task: Task, run: Run, fraction: float) -> Finished:

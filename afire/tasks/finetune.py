@@ -28,7 +28,7 @@ from afire.errors import UserError
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
-from afire.tasks.experiment import MODEL, Experiment, Finished, claim_folders, complete_run, fresh_encoder, open_bench
+from afire.tasks.experiment import MODEL, Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.results import RESULT, Result, Rows, Run, find_results, plan_runs, read_predictions, read_result
 from afire.tasks.settings import FinetuneConfig
@@ -153,30 +153,30 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
         for fraction, runs in plans.items()
     }
     seen, seen_notes = bench.seen(next(iter(plans.values())))  # the test films are those of every fraction
-    claim_folders(bench, plans)
-    task = Finetuning(films, truth, config)
-    for fraction, runs in plans.items():
-        finished = [complete_run(bench, task, run, fraction) for run in runs]
-        outcomes = [_scores(run) for run in finished]
-        generator = np.random.default_rng(_BOOTSTRAP_SEED)
-        evaluation = evaluate(manifest, names, truth, outcomes, generator, config.bootstrap)
-        result = classification_result(
-            evaluation,
-            task="finetune",
-            method="fine-tuned",
-            name=experiment.name or f"{bench.backbones.name}, fine-tuned",
-            data=bench.data,
-            manifest=manifest,
-            planned=runs,
-            weights_name=bench.backbones.name,
-            weights_report=bench.backbones.report,
-            labels=names,
-            fraction=fraction,
-            config=bench.settings(config),
-            notes=[*seen_notes, *notes[fraction]],
-            seen=seen,
-        )
-        yield fraction, result, evaluation.predictions
+    with claimed_folders(bench, plans):
+        task = Finetuning(films, truth, config)
+        for fraction, runs in plans.items():
+            finished = [complete_run(bench, task, run, fraction) for run in runs]
+            outcomes = [_scores(run) for run in finished]
+            generator = np.random.default_rng(_BOOTSTRAP_SEED)
+            evaluation = evaluate(manifest, names, truth, outcomes, generator, config.bootstrap)
+            result = classification_result(
+                evaluation,
+                task="finetune",
+                method="fine-tuned",
+                name=experiment.name or f"{bench.backbones.name}, fine-tuned",
+                data=bench.data,
+                manifest=manifest,
+                planned=runs,
+                weights_name=bench.backbones.name,
+                weights_report=bench.backbones.report,
+                labels=names,
+                fraction=fraction,
+                config=bench.settings(config),
+                notes=[*seen_notes, *notes[fraction]],
+                seen=seen,
+            )
+            yield fraction, result, evaluation.predictions
 
 
 def _scores(finished: Finished) -> Scores:

@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from afire.data.manifest import SPLITS, Manifest
@@ -291,8 +293,9 @@ def read_predictions(path: Path) -> pd.DataFrame:
     """The predictions beside a ``result.json`` (its folder or the file)."""
     file = (path if path.is_dir() else path.parent) / PREDICTIONS
     try:
+        pq.read_table(file, partitioning=None).validate(full=True)  # else a damaged text is noticed much later
         return pd.read_parquet(file)
-    except (OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the predictions {file} cannot be read ({reason}); run the task again.") from None
 

@@ -34,7 +34,7 @@ from afire.errors import UserError
 from afire.nn.vit import Normalise, VisionTransformer, grid_of, initialise
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Evaluation, bootstrap_means, classification_result
-from afire.tasks.experiment import Experiment, Finished, claim_folders, complete_run, fresh_encoder, open_bench
+from afire.tasks.experiment import Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.masks import (
     Choice,
@@ -271,32 +271,33 @@ def run_segment(experiment: Experiment, config: SegmentConfig) -> Iterator[tuple
     known = np.array([cell is not None for cell in cells])
     plans = {fraction: _plan(experiment, manifest, fraction, known) for fraction in experiment.folders}
     seen, seen_notes = bench.seen(next(iter(plans.values())))  # the test films are those of every fraction
-    claim_folders(bench, plans)
-    used = np.unique(np.concatenate([rows for runs in plans.values() for run in runs for rows in run.rows.values()]))
-    masks = load_masks(films, used, cells, config.masks)
-    task = Segmentation(films, masks, config)
-    without = int((~known).sum())
-    notes = [f"{without:,} of {len(known):,} films have no mask and were left out"] if without else []
-    for fraction, runs in plans.items():
-        finished = [complete_run(bench, task, run, fraction) for run in runs]
-        evaluation = evaluate_masks(manifest, masks, finished, target, config.bootstrap)
-        result = classification_result(
-            evaluation,
-            task="segment",
-            method="segmentation",
-            name=experiment.name or f"{bench.backbones.name}, {target}",
-            data=bench.data,
-            manifest=manifest,
-            planned=runs,
-            weights_name=bench.backbones.name,
-            weights_report=bench.backbones.report,
-            labels=[target],
-            fraction=fraction,
-            config=bench.settings(config),
-            notes=[*seen_notes, *notes],
-            seen=seen,
-        )
-        yield fraction, result, evaluation.predictions
+    with claimed_folders(bench, plans):
+        films_used = [rows for runs in plans.values() for run in runs for rows in run.rows.values()]
+        used = np.unique(np.concatenate(films_used))
+        masks = load_masks(films, used, cells, config.masks)
+        task = Segmentation(films, masks, config)
+        without = int((~known).sum())
+        notes = [f"{without:,} of {len(known):,} films have no mask and were left out"] if without else []
+        for fraction, runs in plans.items():
+            finished = [complete_run(bench, task, run, fraction) for run in runs]
+            evaluation = evaluate_masks(manifest, masks, finished, target, config.bootstrap)
+            result = classification_result(
+                evaluation,
+                task="segment",
+                method="segmentation",
+                name=experiment.name or f"{bench.backbones.name}, {target}",
+                data=bench.data,
+                manifest=manifest,
+                planned=runs,
+                weights_name=bench.backbones.name,
+                weights_report=bench.backbones.report,
+                labels=[target],
+                fraction=fraction,
+                config=bench.settings(config),
+                notes=[*seen_notes, *notes],
+                seen=seen,
+            )
+            yield fraction, result, evaluation.predictions
 
 
 def _plan(experiment: Experiment, manifest: Manifest, fraction: float, known: NDArray[np.bool_]) -> list[Run]:

@@ -171,6 +171,17 @@ class AdaptConfig(Section):
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
 
 
+class AtlasConfig(Section):
+    """What a detector keeps of normal films for the report, where people compare a film with them."""
+
+    patches: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="pieces of single training films kept for each place, which are patients' pixels; 0: averages only",
+    )
+
+
 class DetectorConfig(Section):
     """What every detector is fitted with: which normal films do what, the score, and the false-alarm rate."""
 
@@ -184,6 +195,7 @@ class DetectorConfig(Section):
     )
     choose_share: float = Field(0.4, gt=0, lt=1, description="share of the held-out patients that choose the score")
     false_alarms: float = Field(0.1, gt=0, lt=1, description="share of normal films that may be flagged")
+    atlas: AtlasConfig = Field(default_factory=AtlasConfig)
 
 
 class DetectConfig(DetectorConfig):

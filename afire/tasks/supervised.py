@@ -39,7 +39,7 @@ from afire.training.batches import Batch, Plan
 from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
 from afire.training.loop import Ending, Trainer
-from afire.training.run_folder import CHECKPOINTS
+from afire.training.run_folder import CHECKPOINTS, RunFolder
 
 
 class Objective(Protocol):
@@ -98,8 +98,9 @@ class Learnt:
 
 def learn(job: Job, accelerator: Accelerator, resume: bool = False, force: bool = False) -> Learnt:
     """Run a job to its end or to a signal. A finished job's model holds the best weights. A collective call."""
-    run = Supervised(job, accelerator, resume, force)
-    return run.result(run.train())
+    with RunFolder(job.out) as folder:
+        run = Supervised(job, folder, accelerator, resume, force)
+        return run.result(run.train())
 
 
 def plan_batches(rows: Rows, seed: int, recipe: SupervisedConfig, world: int, rank: int) -> Plan:
@@ -115,13 +116,13 @@ def plan_batches(rows: Rows, seed: int, recipe: SupervisedConfig, world: int, ra
 class Supervised(Trainer):
     """One run that learns from labels."""
 
-    def __init__(self, job: Job, accelerator: Accelerator, resume: bool, force: bool) -> None:
+    def __init__(self, job: Job, folder: RunFolder, accelerator: Accelerator, resume: bool, force: bool) -> None:
         self.job, self.recipe = job, job.config.training
         plan = plan_batches(
             job.train, job.config.seed, self.recipe, accelerator.num_processes, accelerator.process_index
         )
         steps = self.recipe.epochs * plan.steps_per_epoch
-        super().__init__(accelerator, job.films, plan, steps, job.out, job.config.run, self.recipe.clip)
+        super().__init__(accelerator, job.films, plan, steps, folder, job.config.run, self.recipe.clip)
         checkpoint = self.resume_from(job.config, job.data, resume, force)
         self.model = job.model.to(accelerator.device).train()
         encoder: VisionTransformer = job.model.encoder  # type: ignore[assignment]

@@ -27,6 +27,7 @@ from afire.detect.fit import (
 )
 from afire.detect.maps import MapDetector
 from afire.errors import UserError
+from afire.files import folder_lock
 from afire.training.engine import Schedules
 from afire.weights import open_weights
 from tests.detect.conftest import SMALLEST, fit_smallest
@@ -154,6 +155,24 @@ def test_nothing_is_written_over_or_begun_in_vain(films: PackedFilms, model: Pat
     with pytest.raises(UserError, match="already holds a run"):
         fit_smallest(films, run)
     assert list(tmp_path.iterdir()) == [run]
+
+
+def test_a_folder_in_use_is_left_alone(films: PackedFilms, tmp_path: Path) -> None:
+    with folder_lock(tmp_path / "new", "it"), pytest.raises(UserError, match="is writing the detector in"):
+        fit_smallest(films, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_packed_film_that_was_altered_is_told_before_the_training(packed: Path, tmp_path: Path) -> None:
+    shutil.copytree(packed, tmp_path / "pack")
+    table = open_manifest(packed).table
+    row = int(table["image"].index[(table["normal"] == 1) & (table["split"] != "test")][-1])
+    images = np.load(tmp_path / "pack/images.npy", mmap_mode="r+")
+    images[row, 3, 3] ^= 255
+    images.flush()
+    with pytest.raises(UserError, match=str(table["image"].iloc[row])):
+        fit_smallest(PackedFilms(tmp_path / "pack"), tmp_path / "detector")
+    assert not (tmp_path / "detector").exists()
 
 
 def test_a_film_that_cannot_be_read_is_told_before_the_training(packed: Path, tmp_path: Path) -> None:

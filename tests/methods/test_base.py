@@ -114,9 +114,25 @@ class Phased(Toy):
         self.queue.copy_(torch.cat([self.queue[1:], losses.pending["entry"][None]]))
 
 
+class AdversarialInPhases(Adversarial):
+    """Two optimisers in two phases, each with the parameters that are not frozen then."""
+
+    def phases(self) -> tuple[Phase, ...]:
+        return Phase("first", 1), Phase("second", self.config.training.epochs - 1)
+
+    def begin_phase(self, name: str) -> None:
+        assert all(parameter.requires_grad for parameter in self.parameters()), "a turn has left something frozen"
+
+    def parameters_of(self, turn: str) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, parameter) for name, parameter in super().parameters_of(turn) if parameter.requires_grad)
+
+
+METHODS_HERE = {"toy": Toy, "adversarial": Adversarial, "phased": Phased, "in_phases": AdversarialInPhases}
+
+
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, method in {"toy": Toy, "adversarial": Adversarial, "phased": Phased}.items():
+    for name, method in METHODS_HERE.items():
         monkeypatch.setitem(METHODS, name, method)
 
 
@@ -126,7 +142,7 @@ def newest(run: Path) -> dict[str, Tensor]:
     return tensors | {f"optimizer {key}": value for key, value in load_file(folder / "optimizer.safetensors").items()}
 
 
-@pytest.mark.parametrize("method", ["toy", "adversarial", "phased", "mae", "afire"])
+@pytest.mark.parametrize("method", [*METHODS_HERE, "mae", "afire"])
 @pytest.mark.parametrize("kept", [2, 4])  # of five checkpoints: the first two lie in the first epoch's neighbourhood
 def test_what_is_resumed_ends_bit_identical(
     packed: Path,  # noqa: F811
@@ -159,6 +175,29 @@ def test_optimisers_take_turns(packed: Path, smallest: MakeConfig, tmp_path: Pat
     assert not torch.equal(after["encoder.norm.weight"], before["encoder.norm.weight"])
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert {"critic", "brightness"} <= lines[0].keys()
+
+
+def test_a_turn_leaves_nothing_frozen_for_the_next_phase(packed: Path, smallest: MakeConfig, tmp_path: Path) -> None:  # noqa: F811
+    config = smallest("method=in_phases", "training.epochs=2", "run.keep_checkpoints=100")
+    pretrain(config, PackedFilms(packed), tmp_path / "run")
+    first, last = (
+        load_file(folder / "model.safetensors") for folder in sorted((tmp_path / "run/checkpoints").glob("step-*"))
+    )
+    for name in ("critic.weight", "encoder.norm.weight"):
+        assert not torch.equal(first[name], last[name])
+
+
+def test_an_update_costs_what_its_turns_cost(smallest: MakeConfig) -> None:  # noqa: F811
+    class Rare(Adversarial):
+        def share(self, turn: str) -> float:
+            return 0.25 if turn == "trunk" else 1.0
+
+    config = smallest("method=adversarial")
+    whole, rare, alone = Adversarial(config), Rare(config), Toy(config)
+    trunk, both = alone.flops(), whole.flops()
+    assert both > 1.2 * trunk, "the critic's turn runs the trunk once more, forward only"
+    assert rare.flops() == pytest.approx(both - 0.75 * trunk, rel=0.01)
+    assert all(parameter.requires_grad for parameter in whole.parameters())
 
 
 def test_a_phase_trains_what_it_says_and_a_pass_comes_before_each_epoch(

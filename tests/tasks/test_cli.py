@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
@@ -47,6 +49,18 @@ def test_probe_writes_a_whole_result_and_does_not_write_over_it(packed: Path, tm
     assert "already holds a result" in probe(packed, tmp_path / "r")
     probe(packed, tmp_path / "r", "--force", "--quiet")
     assert json.loads((tmp_path / "r" / "result.json").read_text())["weights"]["name"] == "sharpness only"
+
+
+@pytest.mark.parametrize("command", ["probe", "embed", "finetune"])
+def test_a_packed_film_that_was_altered_is_named(packed: Path, tmp_path: Path, command: str) -> None:
+    shutil.copytree(packed, tmp_path / "pack")
+    images = np.load(tmp_path / "pack/images.npy", mmap_mode="r+")
+    images[100, 3, 3] ^= 1  # a film of the test subset, which no training would read
+    images.flush()
+    words = [command, "--weights", "random", "--data", tmp_path / "pack", *ENCODER, "--out", tmp_path / "out.parquet"]
+    words += {"probe": ["--no-cache"], "embed": [], "finetune": ["--set", "training.epochs=1"]}[command]
+    assert "the pixels of film100.png (row 100) are not those that were packed" in afire(*words)
+    assert not (tmp_path / "out.parquet/result.json").exists()
 
 
 def test_fractions_have_their_own_folders(packed: Path, tmp_path: Path) -> None:

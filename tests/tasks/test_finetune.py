@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +15,10 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from afire.cli import app
+from afire.data.manifest import write_manifest
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
+from afire.files import folder_lock
 from afire.tasks import metrics as m
 from afire.tasks.finetune import Classifier, LabelObjective, positive_weights, run_finetune
 from afire.tasks.results import read_result
@@ -149,6 +153,28 @@ def test_resume_keeps_finished_runs_and_starts_missing_ones(packed: Path, tmp_pa
     assert file.stat().st_mtime_ns != before and len(epochs(tmp_path / "seed-0")) == 2
     list(run_finetune(experiment(packed, tmp_path, force=True), config))  # by force alone: from the start
     assert len(epochs(tmp_path / "seed-0")) == 1
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"force": True}])
+def test_folders_in_use_are_left_alone(packed: Path, tmp_path: Path, how: dict[str, bool]) -> None:
+    config = settings("training.epochs=1")
+    list(run_finetune(experiment(packed, tmp_path), config))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with folder_lock(tmp_path, "it"), pytest.raises(UserError, match="another process is writing the runs in"):
+        list(run_finetune(experiment(packed, tmp_path, **how), config))
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_loose_film_that_changed_is_not_a_resume(packed: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(PackedFilms(packed).manifest.root, tmp_path / "films")
+    loose = replace(PackedFilms(packed).manifest, root=root)
+    write_manifest(loose, tmp_path / "films.parquet")
+    config, out = settings("training.epochs=1"), tmp_path / "out"
+    list(run_finetune(experiment(tmp_path / "films.parquet", out), config))
+    film = root / str(loose.table["image"].iloc[0])
+    film.write_bytes(film.read_bytes() + b"1")
+    with pytest.raises(UserError, match="the data's hash was"):
+        list(run_finetune(experiment(tmp_path / "films.parquet", out, resume=True), config))
 
 
 def test_other_weights_are_not_a_resume(packed: Path, tmp_path: Path) -> None:

@@ -88,6 +88,11 @@ def test_what_is_not_a_result_is_a_message(tmp_path: Path) -> None:
         read_result(tmp_path)
     with pytest.raises(UserError, match="cannot be read"):
         read_predictions(tmp_path)
+    pd.DataFrame({"image": ["20f6d8b8"]}).to_parquet(tmp_path / "predictions.parquet", compression=None)
+    data = (tmp_path / "predictions.parquet").read_bytes()
+    (tmp_path / "predictions.parquet").write_bytes(data.replace(b"20f6d8b8", b"20f6\xe48b8"))  # no longer UTF-8
+    with pytest.raises(UserError, match="cannot be read"):
+        read_predictions(tmp_path)
 
 
 def test_results_are_found_in_their_folder_and_below(tmp_path: Path) -> None:
