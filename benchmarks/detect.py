@@ -4,11 +4,10 @@ python benchmarks/detect.py [--network small|vit-b] [--films N] [--side PIXELS] 
 
 The detector has random weights and a score that needs everything: teacher, student, head, and a pass of the decoder
 with tokens hidden. The bare passes use batches in memory. The run lists, decodes and resizes JPEG files, checks
-the domain, finds regions, keeps its journal and, with pictures, draws and writes three files per film. One-time costs
-(loading the model, two more files for each of the first 500 films, the page) are excluded. The files are in memory
-(/dev/shm) if there is space: ext4 takes milliseconds for a new file when thousands were deleted minutes ago, as
-benchmarks do. The clock ``cpu`` adds up the time of all threads: the limit when every core is busy with the networks,
-and the fair clock on a busy machine.
+the domain, finds regions, keeps its journal and, with pictures, draws and writes five files per film. One-time costs
+(loading the model, the page) are excluded. The files are in memory (/dev/shm) if there is space: ext4 takes
+milliseconds for a new file when thousands were deleted minutes ago, as benchmarks do. The clock ``cpu`` adds up the
+time of all threads: the limit when every core is busy with the networks, and the fair clock on a busy machine.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def one_run(detector: MapDetector, folder: Path, pictures: bool) -> None:
 
 
 def make_painter(detector: MapDetector, out: Path) -> Painter:
-    return Painter(out, detector.scale, detector.config.image.fit, "0" * 64, on_page=0)
+    return Painter(out, detector.scale, detector.config.image.fit, "0" * 64)
 
 
 def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, float]:

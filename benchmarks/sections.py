@@ -80,7 +80,7 @@ SECTIONS = (
         "`afire detect run` against the forward passes",
         "A detector with random weights whose score needs every network. Bare: teacher, student, head and decoder on "
         "images in memory. Run: JPEG files are listed, decoded, resized, checked, scored and recorded; with pictures, "
-        "three files per film are written as well. Files are in memory (/dev/shm) if there is space. Wall-clock time, "
+        "each film's pictures are written as well. Files are in memory (/dev/shm) if there is space. Wall-clock time, "
         "medians of the ratios of five rounds, three with ViT-B.",
     ),
     Section(

@@ -147,8 +147,8 @@ def picture_names(paths: Sequence[Path]) -> list[str]:
 
 FOLDER, DICOM_FOLDER, LEGEND = "pictures", "dicom", "legend.png"
 DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
-MOST_ON_PAGE = 500  # films that the page shows large; it takes the film and its heat apart for these alone
-_PER_FOLDER = 1000
+KINDS = {"film": "jpg", "heat": "png", "overlay": "jpg", "restored": "jpg", "difference": "jpg"}  # and their formats
+PER_FOLDER = 1000  # films
 _LEVELS = 256
 _OPACITY = 0.8  # of the heat at the top of the scale
 _LEGEND_GREY = 90
@@ -165,7 +165,7 @@ class Painter:
     """Draws films for :func:`afire.detect.run.run_detector`; several threads may call it at once.
 
     ``out`` is the results' folder. With ``dicom`` every film that is a DICOM file also gets a Secondary Capture, which
-    names the ``model_hash``. The first ``on_page`` films also get what the page needs to show them large.
+    names the ``model_hash``.
     """
 
     out: Path
@@ -173,33 +173,26 @@ class Painter:
     fit: FitMode
     model_hash: str
     dicom: bool = False
-    on_page: int = MOST_ON_PAGE
 
     def __call__(self, drawing: Drawing) -> Drawn:
         film = drawing.film
         assert film.shown is not None
         shape = film.shown.shape[0], film.shown.shape[1]
-        shows_large = film.number < self.on_page
-        images: dict[str, tuple[str, Image.Image]] = {}
-        if shows_large or drawing.heat is None:
-            images["film"] = ("jpg", Image.fromarray(film.shown))
+        images = {"film": Image.fromarray(film.shown)}
         notes: tuple[str, ...] = ()
         if drawing.heat is not None:
             heat = self.levels(drawing.heat, shape)
             overlay = laid_over(film.shown, heat)
-            images["overlay"] = ("jpg", overlay)
-            if shows_large:
-                images["heat"] = ("png", transparent(heat))
+            images |= {"overlay": overlay, "heat": transparent(heat)}
             if self.dicom and film.info.kind == "dicom":
                 notes = self._capture(drawing, overlay)
         if drawing.restored is not None:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
             difference = self._difference(film.square, drawing.restored, shape)
-            images |= {"restored": ("jpg", restored), "difference": ("jpg", difference)}
-        folder = f"{FOLDER}/{film.number // _PER_FOLDER:03d}"
-        (self.out / folder).mkdir(parents=True, exist_ok=True)
-        written = {kind: f"{folder}/{film.number:06d}-{kind}.{suffix}" for kind, (suffix, _) in images.items()}
-        for kind, (_, image) in images.items():
+            images |= {"restored": restored, "difference": difference}
+        written = {kind: picture_name(film.number, kind) for kind in images}
+        (self.out / written["film"]).parent.mkdir(parents=True, exist_ok=True)
+        for kind, image in images.items():
             # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
             path = self.out / written[kind]
             with names_path(path):
@@ -233,7 +226,7 @@ class Painter:
             write_secondary_capture(
                 drawing.film.path,
                 captioned(overlay, self.scale),
-                self.out / DICOM_FOLDER / f"{number // _PER_FOLDER:03d}" / f"{number:06d}.dcm",
+                self.out / DICOM_FOLDER / f"{number // PER_FOLDER:03d}" / f"{number:06d}.dcm",
                 derivation=derivation,
                 maker=f"{self.model_hash} {__version__}",
                 series="afire heatmap, research only",
@@ -241,6 +234,11 @@ class Painter:
         except UserError:
             return ("no DICOM overlay: the film's tags cannot be copied",)
         return ()
+
+
+def picture_name(number: int, kind: str) -> str:
+    """The file of a picture, relative to the results' folder; the page knows this pattern too."""
+    return f"{FOLDER}/{number // PER_FOLDER:03d}/{number:06d}-{kind}.{KINDS[kind]}"
 
 
 def to_film(square: Floats, shape: tuple[int, int], fit: FitMode, outside: float = 0.0) -> Floats:

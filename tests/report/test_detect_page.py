@@ -1,4 +1,4 @@
-"""The report: complete in itself, escaped, and alive in a browser."""
+"""The report on disk: names are text, the policy allows its own files alone, and any number of films fits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,27 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afire.data.film import FilmInfo
 from afire.detect.base import AnomalyDetector
-from afire.detect.findings import FilmResult, rule_of
-from afire.detect.run import Drawing, ReadFilm
-from afire.report import detect_page
-from afire.report.detect_page import render_detect_page, visible, write_detect_page
-from afire.report.detect_pictures import Painter
-from tests.detect.conftest import detector, model  # noqa: F401 - fixtures
-from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
-
-HOSTILE = [
-    '"><script>alert(1)</script>.png',
-    "' onmouseover='alert(2)' x='.png",
-    "</script><script>alert(3)</script>.png",
-    "<!--<script>.png",
-    "\u202egnp.exe\u2066.png",
-    "new\nline\ttab\x1b[31m.png",
-    "{{ 7*7 }}{% raw %}.png",
-    "ünï — 胸.png",
-]
-MODEL = {"name": "<b>model</b>", "hash": "ab" * 32}
+from afire.detect.findings import FilmResult, ranked, rule_of
+from afire.report import detect_files
+from afire.report.detect_files import NOTHING, region_names
+from afire.report.detect_page import visible, write_detect_page
+from afire.report.detect_pictures import KINDS
+from tests.detect_page_parts import HOSTILE, MODEL, REGIONS, make_results, report_of, rows_of
 
 
 class Elements(HTMLParser):
@@ -51,29 +36,8 @@ class Elements(HTMLParser):
         self.attributes += [(tag, name, value or "") for name, value in attrs]
 
 
-def make_results(detector: AnomalyDetector, out: Path) -> list[FilmResult]:  # noqa: F811
-    """Films on either side of the threshold with every hostile name, one out of domain, one unreadable."""
-    rng = np.random.default_rng(0)
-    painter = Painter(out, detector.scale, "squash", "ab")
-    found = []
-    for number, name in enumerate(HOSTILE):
-        score = detector.threshold + (2 - number) * 0.5
-        result = FilmResult(
-            number, name, "scored", score, "right upper zone, 4.2 sd above", "", 4.2, 0.3, 0.4, view="PA"
-        )
-        square = rng.random((32, 32), dtype=np.float32)
-        shown = (np.kron(square, np.ones((3, 2))) * 255).astype(np.uint8)
-        film = ReadFilm(number, name, out, square, shown, FilmInfo(width=64, height=96, bits=8, kind="png"))
-        heat = np.full((4, 4), detector.scale.high * (number % 3) / 2, np.float32)
-        drawn = painter(Drawing(film, result, heat, 1 - square))
-        found.append(FilmResult(**{**vars(result), "pictures": drawn.pictures}))
-    found.append(FilmResult(90, "hand.png", "out of domain", 50.0, objections=("looks <i>inverted</i>",)))
-    found.append(FilmResult(91, "torn.dcm", "unreadable", objections=("is a truncated DICOM file",)))
-    return found
-
-
 @pytest.fixture(scope="module")
-def written(detector: AnomalyDetector, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def written(detector: AnomalyDetector, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("results")
     return write_detect_page(out, make_results(detector, out), rule_of(detector), detector, MODEL)
 
@@ -83,147 +47,129 @@ def page(written: Path) -> str:
     return written.read_text(encoding="utf-8")
 
 
-def test_hostile_names_are_text(page: str) -> None:
+def test_names_of_films_are_not_in_the_page_and_are_plain_data_beside_it(page: str, written: Path) -> None:
     seen = Elements()
     seen.feed(page)
     assert seen.tags.count("script") == 2, "the data and the page's own"
     assert not any(name.startswith("on") for _, name, _ in seen.attributes)
-    assert {"i", "b"} & set(seen.tags) <= {"i", "b"} and "<i>inverted" not in page and "<b>model" not in page
-    shown = [value for tag, name, value in seen.attributes if tag == "tr" and name == "data-file"]
-    assert HOSTILE[0] in shown and HOSTILE[6] in shown and HOSTILE[7] in shown
-    assert "\u202e" not in page and "\x1b" not in page
-    assert "\\u202egnp.exe" in page and "new\\nline\\ttab\\x1b[31m" in page
+    assert "<b>model" not in page and "alert(" not in page and "gnp.exe" not in page
+    rows = rows_of(written)
+    assert {row[1] for row in rows} == {visible(name) for name in (*HOSTILE, "hand.png", "torn.dcm")}
+    spelt = next(row for row in rows if "gnp.exe" in row[1])
+    assert spelt[1] == "\\u202egnp.exe\\u2066.png" and spelt[10] == HOSTILE[4], "shown as it is, marked by its name"
+    assert len(rows[0]) == 10, "a name that needs no spelling is there once"
 
 
-def test_nothing_is_fetched_and_only_its_own_script_runs(page: str) -> None:
+def test_only_its_own_scripts_run_and_nothing_is_fetched(page: str) -> None:
     seen = Elements()
     seen.feed(page)
-    for tag, name, value in seen.attributes:
-        if name in ("src", "href", "action", "data", "poster", "srcset"):
-            assert value.startswith("data:image/"), (tag, name, value[:60])
-    assert not re.search(r"url\(|@import|https?://", page)
+    assert not [value for _, name, value in seen.attributes if name in ("src", "href", "action", "poster", "srcset")]
+    assert not re.search(r"@import|https?://|\beval\(|innerHTML|fetch\(|XMLHttpRequest", page)
     policy = next(value for tag, name, value in seen.attributes if name == "content" and "default-src" in value)
     script = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)[-1]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+    nonce = report_of(page)["nonce"]
+    assert f"script-src 'sha256-{digest}' 'nonce-{nonce}';" in policy
+    assert policy.startswith("default-src 'none'; img-src 'self';") and "connect-src" not in policy
 
 
-def test_it_says_what_it_is(page: str, detector: AnomalyDetector) -> None:  # noqa: F811
+def test_it_says_what_it_is(page: str, detector: AnomalyDetector) -> None:
     assert page.count("Research software, not a medical device.") >= 2
     assert f"{detector.scale.low:.1f} sd" in page and f"{detector.scale.high:.1f} sd and more" in page
-    assert "One scale for all films" in page
+    assert "One scale for all films" in page and "with the verdict in sight" in page
     assert f"{len(detector.calibration)} calibration normals" in page
-    assert 'id="line"' in page, "the threshold between the films that alarm and the others"
+    told = report_of(page)
+    assert told["threshold"] == detector.threshold and told["model"] == MODEL["hash"]
+    assert told["calibration"] == detector.calibration.normal_scores.tolist()
 
 
-def test_scores_of_films_out_of_domain_are_not_shown(page: str) -> None:
-    row = re.search(r'<tr class="film out.*?</tr>', page, re.DOTALL)
-    assert row and "50" not in row.group() and "inverted" in row.group()
+def test_rows_have_what_is_known_and_no_score_that_is_not_to_be_trusted(written: Path, page: str) -> None:
+    rows, told = rows_of(written), report_of(page)
+    assert [row[2] for row in rows] == [0] * len(HOSTILE) + [1, 2]
+    assert [row[3] for row in rows[:8]] == sorted((row[3] for row in rows[:8]), reverse=True)
+    assert rows[8][3] is None and "50.125" not in json.dumps(rows) and "inverted" in rows[8][5]
+    assert [told["regions"][row[4]] for row in rows[:8]] == [*REGIONS * 3, REGIONS[0], NOTHING]
+    assert rows[0][9] == 2 ** len(KINDS) - 1 and rows[9][9] == 0, "every kind of picture, and none"
 
 
-def test_the_data_holds_every_picture(page: str) -> None:
-    data = json.loads(re.search(r'<script id="films" type="application/json">(.*?)</script>', page, re.DOTALL)[1])  # type: ignore[index]
-    assert set(data) == {str(number) for number in range(len(HOSTILE))}
-    assert set(data["0"]) == {"x", "y", "film", "heat", "restored", "difference"}
+def test_regions_are_in_order_of_their_films(detector: AnomalyDetector, tmp_path: Path) -> None:
+    results = make_results(detector, tmp_path)
+    assert list(region_names(results, detector.scale.low)) == [REGIONS[0], REGIONS[1], NOTHING]
 
 
-def test_many_films_have_thumbnails_and_links(
-    detector: AnomalyDetector,  # noqa: F811
+def test_sheets_hold_a_thumbnail_for_each_film_in_the_order_of_rows(
+    detector: AnomalyDetector,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(detect_page, "MOST_ON_PAGE", 5)
-    monkeypatch.setattr(detect_page, "MOST_ROWS", 6)
-    text = render_detect_page(tmp_path, make_results(detector, tmp_path), rule_of(detector), detector, MODEL)
-    assert 'id="viewer"' not in text and "And 2 more films in results.csv" in text
-    links = re.findall(r'href="([^"]+)"', text)
-    assert len(links) == 18 and all((tmp_path / link).is_file() for link in links)
+    monkeypatch.setattr(detect_files, "ACROSS", 2)
+    monkeypatch.setattr(detect_files, "ROWS", 3)
+    results = make_results(detector, tmp_path)
+    page = write_detect_page(tmp_path, results, rule_of(detector), detector, MODEL)
+    told = report_of(page.read_text(encoding="utf-8"))
+    assert len(told["chunks"]) == 4 and len(told["sheets"]["files"]) == 3
+    assert len(rows_of(page)) == len(results)
+    side = detect_files.THUMB
+    for place, film in enumerate(ranked(results)):
+        sheet = np.asarray(Image.open(tmp_path / told["sheets"]["files"][place // 4]).convert("RGB")).astype(int)
+        cell = place % 4
+        thumb = sheet[cell // 2 * side : (cell // 2 + 1) * side, cell % 2 * side : (cell % 2 + 1) * side]
+        if not film.pictures:
+            assert thumb.max() < 30, "nothing to show"
+            continue
+        with Image.open(tmp_path / film.pictures["overlay"]) as image:
+            own = np.asarray(image.convert("RGB").resize((64, 96), Image.Resampling.BILINEAR)).astype(int)
+        assert np.abs(thumb[:, 16:80] - own).mean() < 25, "its own"
 
 
-def test_a_page_without_pictures_or_films_that_could_be_scored(detector: AnomalyDetector, tmp_path: Path) -> None:  # noqa: F811
-    rule = rule_of(detector)
+def test_files_of_an_earlier_page_go_when_the_new_one_stands(detector: AnomalyDetector, tmp_path: Path) -> None:
+    results = make_results(detector, tmp_path)
+    write_detect_page(tmp_path, results[:3], rule_of(detector), detector, MODEL)
+    before = {file.name for file in (tmp_path / "page").iterdir()}
+    (tmp_path / "page" / "mine.txt").touch()
+    page = write_detect_page(tmp_path, results, rule_of(detector), detector, MODEL)
+    after = {file.name for file in (tmp_path / "page").iterdir()}
+    assert before and not before & after and "mine.txt" in after
+    assert all((tmp_path / name).is_file() for name in report_of(page.read_text(encoding="utf-8"))["chunks"])
+
+
+def test_films_of_an_earlier_version_show_their_overlay(detector: AnomalyDetector, tmp_path: Path) -> None:
+    """Beyond 500 films it kept no film and no heat."""
+    old = make_results(detector, tmp_path)[0]
+    kept = {kind: old.pictures[kind] for kind in ("overlay", "restored", "difference")}
+    page = write_detect_page(tmp_path, [replace(old, pictures=kept)], rule_of(detector), detector, MODEL)
+    bits = {kind: bool(rows_of(page)[0][9] >> bit & 1) for bit, kind in enumerate(KINDS)}
+    assert bits == {"film": False, "heat": False, "overlay": True, "restored": True, "difference": True}
+
+
+def test_marks_of_a_report_are_known_by_detector_and_folder(detector: AnomalyDetector, tmp_path: Path) -> None:
+    def report_id(source: str, model_hash: str) -> str:
+        (tmp_path / "results.jsonl").write_text(json.dumps({"run": {"source": source}}) + "\n", encoding="utf-8")
+        about = {"name": "model", "hash": model_hash}
+        page = write_detect_page(tmp_path, [FilmResult(0, "a.png", "scored", 0.0)], rule_of(detector), detector, about)
+        return str(report_of(page.read_text(encoding="utf-8"))["id"])
+
+    ids = [report_id(source, model_hash) for source, model_hash in (("x", "a"), ("x", "a"), ("y", "a"), ("x", "b"))]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
+
+
+def test_a_page_without_pictures(detector: AnomalyDetector, tmp_path: Path) -> None:
     bare = [FilmResult(0, "a.png", "scored", 0.0), FilmResult(1, "b.png", "unreadable", objections=("is empty",))]
-    assert "a.png" in render_detect_page(tmp_path, bare, rule, detector, MODEL)
-    assert "No film could be scored" in render_detect_page(tmp_path, bare[1:], rule, detector, MODEL)
+    page = write_detect_page(tmp_path, bare, rule_of(detector), detector, MODEL)
+    told = report_of(page.read_text(encoding="utf-8"))
+    assert told["sheets"]["files"] == [] and told["normal"]["mean"] == ""
+    assert [row[1] for row in rows_of(page)] == ["a.png", "b.png"]
+
+
+def test_a_threshold_that_flags_nothing_or_everything_is_a_number_of_json(
+    detector: AnomalyDetector,
+    tmp_path: Path,
+) -> None:
+    for threshold, told in ((np.inf, None), (-np.inf, float(np.finfo(np.float64).min))):
+        rule = replace(rule_of(detector), threshold=threshold)
+        page = write_detect_page(tmp_path, [FilmResult(0, "a.png", "scored", 0.0)], rule, detector, MODEL)
+        assert report_of(page.read_text(encoding="utf-8"))["threshold"] == told
 
 
 def test_visible() -> None:
     assert visible("a b") == "a b" and visible("a\u202eb\n") == "a\\u202eb\\n"
-
-
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-# Runs after the page's own script: the policy names no other, so the test page loosens it for this one.
-DRIVER = """
-const problems = [];
-window.addEventListener("error", (event) => problems.push(event.message));
-document.addEventListener("securitypolicyviolation", (event) => problems.push(event.violatedDirective));
-window.addEventListener("load", () => {
-  const rows = () => [...document.querySelectorAll("#scored tr.film")].filter((row) => !row.hidden);
-  const files = () => rows().map((row) => row.dataset.score);
-  const say = { ready: document.documentElement.dataset.ready, first: files() };
-  document.querySelector("button[data-key=p]").click();
-  say.by_p = rows().map((row) => Number(row.dataset.p));
-  document.querySelector("button[data-key=score]").click();
-  document.querySelector("button[data-key=score]").click();
-  say.rising = files();
-  document.querySelector(".chip.alarm").click();
-  say.without_alarms = files().length;
-  document.querySelector(".chip.alarm").click();
-  document.querySelector("#scored tr.film").click();
-  document.querySelector("button[data-view=restored]").click();
-  say.heat_hidden = document.getElementById("heat").hidden;
-  document.querySelector("button[data-view=overlay]").click();
-  const slider = document.getElementById("opacity");
-  slider.value = 30;
-  slider.dispatchEvent(new Event("input"));
-  say.opacity = document.getElementById("heat").style.opacity;
-  const search = document.getElementById("search");
-  search.value = "SCRIPT";
-  search.dispatchEvent(new Event("input"));
-  say.found = files().length;
-  say.loaded = document.getElementById("base").naturalWidth > 0;
-  say.problems = problems;
-  document.title = JSON.stringify(say);
-});
-"""
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.slow
-def test_the_page_works_in_a_browser(page: str, tmp_path: Path) -> None:
-    own = base64.b64encode(hashlib.sha256(DRIVER.encode()).digest()).decode()
-    driven = page.replace("script-src '", f"script-src 'sha256-{own}' '", 1)
-    driven = driven.replace("<style>", f"<script>{DRIVER}</script><style>", 1)
-    (tmp_path / "page.html").write_text(driven, encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    done = subprocess.run(
-        [
-            str(CHROMIUM), *flags.split(), "--disable-component-update", "--disable-sync",
-            f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000", "--dump-dom",
-            (tmp_path / "page.html").as_uri(),
-        ],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
-    assert title, done.stderr[-500:]
-    import html
-
-    say = json.loads(html.unescape(title[1]))
-    assert say["problems"] == [] and say["ready"] == "yes" and say["loaded"]
-    scores = [float(score) for score in say["first"]]
-    assert scores == sorted(scores, reverse=True) and len(scores) == len(HOSTILE)
-    assert say["by_p"] == sorted(say["by_p"])
-    assert say["rising"] == say["first"][::-1]
-    assert 0 < say["without_alarms"] < len(HOSTILE)
-    assert say["heat_hidden"] is True and say["opacity"] == "0.3"
-    assert say["found"] == 3
-
-
-def test_thumbnails_are_small(page: str) -> None:
-    thumbs = re.findall(r'<img src="data:image/jpeg;base64,([^"]+)"', page)
-    assert len(thumbs) == len(HOSTILE)
-    import io
-
-    assert max(Image.open(io.BytesIO(base64.b64decode(thumb))).size[1] for thumb in thumbs) <= 96

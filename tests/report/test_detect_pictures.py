@@ -87,14 +87,6 @@ def test_heat_in_a_corner_looks_as_if_the_whole_film_were_mixed(corner: tuple[in
     assert (overlay != film[..., None]).any(axis=2).sum() > 5 * 7 * 3
 
 
-def test_films_that_the_page_cannot_show_large_have_fewer_files(tmp_path: Path) -> None:
-    one = drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32))
-    drawn = Painter(tmp_path, SCALE, "squash", "ab", on_page=one.film.number)(one)
-    assert set(drawn.pictures) == {"overlay", "restored", "difference"}
-    outside = Painter(tmp_path, SCALE, "squash", "ab", on_page=0)(Drawing(one.film, one.result, None, None))
-    assert set(outside.pictures) == {"film"}, "its thumbnail is drawn from it"
-
-
 def test_a_film_out_of_domain_is_shown_without_heat(tmp_path: Path) -> None:
     one = drawing(tmp_path / "a.png", np.zeros((4, 4), np.float32))
     drawn = Painter(tmp_path, SCALE, "squash", "ab")(Drawing(one.film, one.result, None, None))

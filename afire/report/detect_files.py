@@ -1,0 +1,188 @@
+"""What lies beside the page of `afire detect run`, for it to load when it is needed.
+
+A page opened from disk may load scripts and pictures from its own folder and nothing else. So the films are rows of
+arrays in scripts of a few thousand rows, thumbnails share sheets in the order of the rows, and what normal films look
+like is a picture or two. Names begin with a tag of the content: a page never meets files of another page, and the old
+ones go when the new page stands.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from afire.detect.atlas import NormalAtlas
+from afire.detect.findings import SCORED, UNREADABLE, FilmResult, Status
+from afire.files import remove_unfinished, sha256_text, write_atomic
+from afire.processes import usable_cores
+from afire.progress import track
+from afire.report.detect_pictures import KINDS, picture_name
+
+FOLDER = "page"
+ROWS = 2000  # in a file
+THUMB, ACROSS = 96, 10  # pixels of a thumbnail's longest side; thumbnails along a side of a sheet
+NOTHING = "nothing stands out"  # the region of a film whose heat stays below the scale
+_STATUS: dict[Status, int] = {SCORED: 0, "out of domain": 1, UNREADABLE: 2}
+_OURS = re.compile(r"[0-9a-f]{12}-(films|sheet|normal|patches)\b")
+_BACKGROUND = (11, 13, 15)  # of the viewer
+
+
+@dataclass(frozen=True)
+class Beside:
+    """The files beside a page, relative to it, and what they are about."""
+
+    tag: str
+    chunks: list[str]
+    sheets: list[str]
+    regions: list[str]
+    mean: str = ""
+    patches: str = ""
+
+    def names(self) -> set[str]:
+        """Every file."""
+        return {name for name in (*self.chunks, *self.sheets, self.mean, self.patches) if name}
+
+
+def write_beside(out: Path, in_order: Sequence[FilmResult], low: float, atlas: NormalAtlas | None) -> Beside:
+    """Write rows, sheets and pictures of normal films; ``low`` is the foot of the heat scale."""
+    regions = region_names(in_order, low)
+    rows = [_row(film, regions, low) for film in in_order]
+    texts = [_chunk(start, rows[start : start + ROWS]) for start in range(0, len(rows), ROWS)]
+    tag = sha256_text("\n".join(texts))[:12]
+    chunks = _write(out, f"{tag}-films", "js", [text.encode("ascii") for text in texts])
+    has_pictures = any(film.pictures for film in in_order)
+    sheets = _write_sheets(out, tag, in_order) if has_pictures else []
+    mean, patches = _write_atlas(out, tag, atlas) if has_pictures and atlas is not None else ("", "")
+    return Beside(tag, chunks, sheets, list(regions), mean, patches)
+
+
+def remove_others(out: Path, beside: Beside) -> None:
+    """Remove what earlier pages left, and nothing else; call it when the new page stands."""
+    remove_unfinished(out / FOLDER)
+    for file in (out / FOLDER).glob("*"):
+        if _OURS.match(file.name) and f"{FOLDER}/{file.name}" not in beside.names():
+            file.unlink()
+
+
+def visible(text: str) -> str:
+    """Characters that show nothing or turn text around are spelt out, so that a name looks like what it is."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def region_names(results: Sequence[FilmResult], low: float) -> dict[str, int]:
+    """The places in words that occur, each with its number, those with most films first."""
+    names = [_region(film, low) for film in results if film.status == SCORED]
+    known, counts = np.unique(np.array(names, dtype=object).astype(str), return_counts=True)
+    order = np.lexsort((known, -counts))
+    return {str(known[place]): number for number, place in enumerate(order)}
+
+
+def _region(film: FilmResult, low: float) -> str:
+    return film.region_words if film.region_sd is not None and film.region_sd >= low else NOTHING
+
+
+def _row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]:
+    """The fields in the order that the page's script knows. A score that is not to be trusted is not there."""
+    scored = film.status == SCORED
+    shown = visible(film.file)
+    drawn = [film.pictures.get(kind) == picture_name(film.number, kind) for kind in KINDS]
+    return [
+        film.number,
+        shown,
+        _STATUS[film.status],
+        film.score if scored else None,
+        regions[_region(film, low)] if scored else -1,
+        visible(film.region if scored else "; ".join(film.objections)),
+        _short(film.x),
+        _short(film.y),
+        visible(film.view),
+        sum(1 << bit for bit, there in enumerate(drawn) if there),
+        *([film.file] if shown != film.file else []),
+    ]
+
+
+def _short(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def _chunk(start: int, rows: Sequence[list[Any]]) -> str:
+    """A script that hands its rows to the page."""
+    return f"afireFilms({start},{json.dumps(rows, separators=(',', ':'), allow_nan=False)});\n"
+
+
+def _write(out: Path, stem: str, suffix: str, contents: Sequence[bytes]) -> list[str]:
+    names = [f"{FOLDER}/{stem}-{number:03d}.{suffix}" for number in range(len(contents))]
+    for name, content in zip(names, contents, strict=True):
+        _write_bytes(out / name, content)
+    return names
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    write_atomic(path, lambda temporary: _put(temporary, content))
+
+
+def _put(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _write_sheets(out: Path, tag: str, in_order: Sequence[FilmResult]) -> list[str]:
+    on_one = ACROSS * ACROSS
+    parts = [in_order[start : start + on_one] for start in range(0, len(in_order), on_one)]
+    names = [f"{FOLDER}/{tag}-sheet-{number:04d}.jpg" for number in range(len(parts))]
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        made = pool.map(partial(_write_sheet, out), names, parts)
+        for _ in track(made, "drawing thumbnails", total=len(parts), unit="sheets"):
+            pass
+    return names
+
+
+def _write_sheet(out: Path, name: str, films: Sequence[FilmResult]) -> None:
+    rows = -(-len(films) // ACROSS)
+    sheet = Image.new("RGB", (ACROSS * THUMB, rows * THUMB), _BACKGROUND)
+    for place, film in enumerate(films):
+        for thumb in _thumbnail(out, film):
+            left, top = place % ACROSS * THUMB, place // ACROSS * THUMB
+            sheet.paste(thumb, (left + (THUMB - thumb.width) // 2, top + (THUMB - thumb.height) // 2))
+    _write_bytes(out / name, _jpeg(sheet))
+
+
+def _thumbnail(out: Path, film: FilmResult) -> Iterator[Image.Image]:
+    """One, or none when the picture is not there any more."""
+    name = film.pictures.get("overlay") or film.pictures.get("film")
+    if not name:
+        return
+    try:
+        with Image.open(out / name) as image:
+            image.draft("RGB", (THUMB, THUMB))  # a JPEG is decoded small
+            image.thumbnail((THUMB, THUMB), Image.Resampling.BILINEAR)
+            yield image.convert("RGB")
+    except OSError:
+        return
+
+
+def _write_atlas(out: Path, tag: str, atlas: NormalAtlas) -> tuple[str, str]:
+    mean = f"{FOLDER}/{tag}-normal.jpg"
+    _write_bytes(out / mean, _jpeg(Image.fromarray(atlas.mean)))
+    if atlas.patches is None:
+        return mean, ""
+    patches = f"{FOLDER}/{tag}-patches.jpg"
+    rows, columns, count, side, _ = atlas.patches.shape
+    strip = atlas.patches.transpose(0, 3, 1, 2, 4).reshape(rows * side, columns * count * side)
+    _write_bytes(out / patches, _jpeg(Image.fromarray(np.ascontiguousarray(strip))))
+    return mean, patches
+
+
+def _jpeg(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
