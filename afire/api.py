@@ -49,15 +49,19 @@ class Detection:
 
 
 class Model:
-    """A pre-trained method ready for use; :func:`load` makes it."""
+    """A pre-trained method or a detector ready for use; :func:`load` makes it."""
 
     def __init__(self, weights: Weights, detector: AnomalyDetector | None = None) -> None:
         self.name, self.config = weights.name, weights.config
         self.detector = detector
         self.method = weights.method if weights.holds_method else None
-        # A detector may look through an encoder alone.
-        self._encoder = self.method or nn.Sequential(weights.normalise, weights.trunk)
-        self._encoder.eval().requires_grad_(False)
+        # A detector may look through an encoder alone, or through networks of its own.
+        self._encoder: nn.Module | None = self.method
+        if self.method is None and weights.holds_trunk:
+            self._encoder = nn.Sequential(weights.normalise, weights.trunk)
+        networks = self._encoder if self._encoder is not None else detector
+        assert networks is not None
+        self._networks = networks.eval().requires_grad_(False)
 
     @property
     def size(self) -> int:
@@ -67,11 +71,11 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where the networks are."""
-        return next(self._encoder.parameters()).device
+        return next(self._networks.parameters()).device
 
     def to(self, device: str | torch.device) -> Model:
         """Move to a device; the same model."""
-        self._encoder.to(device)
+        self._networks.to(device)
         if self.detector is not None:
             self.detector.to(device)
         return self
@@ -90,14 +94,17 @@ class Model:
 
         ``network`` is another than the one to use, such as AFiRe's ``student``.
         """
+        self._check_encoder()
         return self._each(images, lambda batch: self._tokens(batch, network))
 
     def embed(self, images: Images, network: str | None = None) -> Tensor:
         """Images -> one vector each (B, D): the mean of their tokens."""
+        self._check_encoder()
         return self._each(images, lambda batch: self._tokens(batch, network).mean(dim=1))
 
     def restore(self, images: Images) -> Tensor:
         """Images -> what the decoder draws of them, (B, C, H, W) in [0, 1]."""
+        self._check_encoder()
         method = self.method
         if method is None:
             raise UserError(f"{self.name} holds a detector and its encoder, and no decoder; it restores nothing.")
@@ -123,13 +130,20 @@ class Model:
             objections=self.detector.domain.objections(tensor),
         )
 
+    def _check_encoder(self) -> None:
+        if self._encoder is None:
+            raise UserError(
+                f"{self.name} holds the detector {self.config.method} alone; it detects, and neither encodes nor "
+                "restores."
+            )
+
     def _tokens(self, images: Tensor, network: str | None) -> Tensor:
         if self.method is not None:
             return self.method.encode(images, network)
         if network is not None:
             raise UserError(f"{self.name} holds a detector and its encoder, and no network {network!r}.")
         check_films(images, self.config.image.channels, "images")
-        with_class_token: Tensor = self._encoder(images)
+        with_class_token: Tensor = self._networks(images)
         return with_class_token[:, 1:]
 
     @torch.inference_mode()
@@ -150,6 +164,8 @@ class Model:
         return tensor.float() if tensor.is_floating_point() else tensor
 
     def __repr__(self) -> str:
+        if self._encoder is None:
+            return f"<afire.Model {self.name}: the detector {self.config.method} alone, {self.size} px>"
         encoder = self.config.encoder
         inside = "a detector inside" if self.detector is not None else "no detector"
         return f"<afire.Model {self.name}: width {encoder.width}, depth {encoder.depth}, {self.size} px, {inside}>"

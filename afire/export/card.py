@@ -1,151 +1,18 @@
-"""The facts of a bundle and the pages that tell them: the model card and the README of other formats.
-
-Facts are those of the run, its films and its end, of measured results and of the detector. Nothing that names a person,
-a machine or a path on it goes into a bundle.
-"""
+"""The pages of an export: the model card of a bundle, and the README of other formats."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from afire._version import __version__
 from afire.config import Config, ImageConfig
-from afire.detect.base import AnomalyDetector, load_detector
-from afire.errors import UserError
 from afire.export.formats import Format, Preprocess
 from afire.export.verify import TOLERANCE
-from afire.files import read_json
 from afire.methods import method_type
-from afire.tasks.results import Result, find_results, read_result
-from afire.training.run_folder import DATA, ENVIRONMENT, STATE, SUMMARY
-from afire.weights import BundleWeights, RunWeights, Weights
-from afire.weights.bundle import ENCODER
-from afire.weights.files import tensor_hash
-
-_SUMMARY = ("status", "step", "steps", "epoch", "losses", "health", "parameters", "processes", "bad_films")
-_DATA = ("source", "films", "used", "hash")
-
-
-def source_facts(weights: Weights) -> dict[str, Any]:
-    """Where weights come from: a run's data, counts, end and environment; those of a bundle are passed on."""
-    if isinstance(weights, BundleWeights):
-        return dict(weights.bundle.about["source"])
-    assert isinstance(weights, RunWeights)  # others hold no method
-    run, state = weights.run, weights.file.parent / STATE
-    environment = _read_if_there(run / ENVIRONMENT)
-    git = environment.get("git") or {}
-    return {
-        "run": run.resolve().name,
-        "step": _read_if_there(state).get("step"),
-        "data": _chosen(_read_if_there(run / DATA), _DATA),
-        "summary": _chosen(_read_if_there(run / SUMMARY), _SUMMARY),
-        "trained_with": {
-            "afire": environment.get("afire"),
-            "commit": git.get("commit"),
-            "changed": git.get("changed"),
-            "torch": (environment.get("packages") or {}).get("torch"),
-            "started": environment.get("started"),
-        },
-    }
-
-
-def measured(folders: Iterable[Path], weights: Weights) -> list[dict[str, Any]]:
-    """Results in ``folders`` as rows of the card; those of other weights are refused."""
-    trunks = (weights.method.trunk(network) for network in weights.method.networks)
-    own = {weights.method_hash, *(tensor_hash(trunk.state_dict()) for trunk in trunks)}
-    rows = []
-    for folder in folders:
-        for place in find_results(folder):
-            result = read_result(place)
-            if result.weights.get("hash") not in own:
-                raise UserError(
-                    f"the results in {place} were measured with other weights ({result.weights.get('name')}); "
-                    "a card quotes only those of the weights in the bundle."
-                )
-            rows.append(_row(result))
-    return rows
-
-
-def _row(result: Result) -> dict[str, Any]:
-    films = result.runs[0].films if result.runs else {}
-    return {
-        "task": result.task,
-        "method": result.method,
-        "data": result.data.get("name"),
-        "labels": result.labels,
-        "fraction": result.fraction,
-        "runs": len(result.runs),
-        "test_films": films.get("test"),
-        "drawn_over": result.drawn_over,
-        "seen": result.seen,
-        "split_hash": result.split_hash,
-        "metrics": {
-            name: {key: _number(getattr(value, key)) for key in ("mean", "sd", "low", "high")}
-            for name, value in result.metrics.items()
-        },
-    }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _chosen(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: values[name] for name in names if name in values}
-
-
-def _read_if_there(file: Path) -> Mapping[str, Any]:
-    content: Mapping[str, Any] = read_json(file) if file.is_file() else {}
-    return content
-
-
-def find_detector(weights: Weights, asked: Path | None) -> AnomalyDetector | None:
-    """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
-    folder = asked or weights.detector
-    return None if folder is None else load_detector(folder)
-
-
-def check_origin(detector: AnomalyDetector, weights: Weights) -> None:
-    """A bundle's detector was fitted from the bundle's weights, or is them."""
-    fitted_from = detector.origin.get("weights") or {}
-    if weights.method_hash not in (fitted_from.get("hash"), detector.weights_hash):
-        raise UserError(
-            f"the detector was fitted from other weights ({fitted_from.get('name')}) than {weights.name}; "
-            "export those, or give the detector's folder itself in place of the run."
-        )
-
-
-def without_traces(detector: AnomalyDetector) -> AnomalyDetector:
-    """Without the command and its paths, which are nobody else's business."""
-    environment = detector.origin.get("environment") or {}
-    kept = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
-    detector.origin = {**detector.origin, "environment": kept}
-    return detector
-
-
-def detector_facts(detector: AnomalyDetector) -> dict[str, Any]:
-    """What ``config.json`` and the card say about it."""
-    data = detector.origin.get("data") or {}
-    threshold = detector.threshold if np.isfinite(detector.threshold) else None
-    films = detector.origin.get("parts") or {}
-    return {
-        "method": detector.method,
-        "score": detector.choice.name,
-        "false_alarms": detector.false_alarms,
-        "threshold": threshold,
-        "calibration_films": len(detector.calibration),
-        "fitted_on": films.get("fit"),
-        "data": data.get("name"),
-        "notes": detector.origin.get("notes") or [],
-        "heat_scale": {"low": detector.scale.low, "high": detector.scale.high},
-    }
-
+from afire.weights import RANDOM, Weights
+from afire.weights.bundle import DETECTOR, ENCODER, Holds
 
 _FILM = """std, mean = torch.std_mean(images, dim=(1, 2, 3), correction=0, keepdim=True)
 images = (images - mean) / std.clamp_min(1e-3)
@@ -186,8 +53,7 @@ def format_readme(
     image = backbone.config.image
     sections = [
         f"# {backbone.name} for {form.backend}",
-        f"The encoder of `{backbone.name}` (hash `{backbone.hash[:16]}`), exported by afire {__version__}.",
-        f"```python\n{_OPEN[form.name]}```",
+        _encoder_readme(backbone, form) if backbone.holds_trunk else "",
         "" if detector is None else _detector_readme(detector),
         "## Input\n\n" + _input(image, form.name, preprocess),
         _cannot_say(image, form.name),
@@ -198,12 +64,23 @@ def format_readme(
     return "\n\n".join(section for section in sections if section)
 
 
+def _encoder_readme(backbone: Weights, form: Format) -> str:
+    return (
+        f"The encoder of `{backbone.name}` (hash `{backbone.hash[:16]}`), exported by afire {__version__}.\n\n"
+        f"```python\n{_OPEN[form.name]}```"
+    )
+
+
 def _detector_readme(detector: Mapping[str, Any]) -> str:
     threshold = "never" if detector["threshold"] is None else f"from a score of {detector['threshold']:.6g} on"
-    scale = detector["heat_scale"]
+    scale, networks = detector["heat_scale"], detector["networks_hash"][:16]
     return f"""## Detector
 
+The detector `{detector["method"]}` (hash of its networks `{networks}`), exported by afire {__version__}.
+
 ```python
+import onnxruntime
+
 session = onnxruntime.InferenceSession("FOLDER/detector.onnx")
 score, p_value, heatmap = session.run(["score", "p_value", "heatmap"], {{"images": images}})
 ```
@@ -260,27 +137,42 @@ _DISCLAIMER = "Research software, not a medical device."
 
 def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str, int]) -> str:
     """The text of ``README.md``; ``sizes`` are the numbers of parameters of each component."""
+    holds, detector = about["holds"], about["detector"]
+    is_method = holds == "method"
     sections = [
-        _front_matter(about["licence"]),
-        f"# {name}\n\n**{_DISCLAIMER}** A vision transformer for radiographs, pre-trained on normal films by"
-        f" {method_type(config.method).__name__} and exported by afire {about['afire']}.",
-        _use(),
-        _data(about["source"]),
-        _settings(config, about["source"], sizes),
+        _front_matter(about["licence"], holds),
+        f"# {name}\n\n**{_DISCLAIMER}** {_subject(about, config)} exported by afire {about['afire']}.",
+        _use(holds, detector is not None),
+        _data(about["source"]) if is_method else _detector_data(holds, detector),
+        _settings(config, about["source"], sizes) if is_method else _detector_settings(config, about, sizes),
         _results(about["results"]),
-        _detector(about.get("detector")),
-        _limits(config),
+        _detector(detector),
+        _limits(config, holds),
         f"## Licence\n\n{about['licence']}\n\nThe weights' licence is the exporter's to state; films that a model was"
         " trained on may carry conditions of their own.",
-        _files(list(sizes)),
+        _files(list(sizes), detector is not None),
         f"{_DISCLAIMER}\n",
     ]
     return "\n\n".join(section for section in sections if section)
 
 
-def _front_matter(licence: str) -> str:
+def _subject(about: Mapping[str, Any], config: Config) -> str:
+    if about["holds"] == "method":
+        by = method_type(config.method).__name__
+        return f"A vision transformer for radiographs, pre-trained on normal films by {by} and"
+    return f"A detector of abnormal radiographs, `{about['detector']['method']}`, fitted on normal films alone and"
+
+
+_TAGS: dict[Holds, list[str]] = {
+    "method": ["self-supervised-learning", "vision-transformer"],
+    "encoder": ["anomaly-detection", "vision-transformer"],
+    "detector": ["anomaly-detection"],
+}
+
+
+def _front_matter(licence: str, holds: Holds) -> str:
     """Fields that a hub reads. A licence it has no name for is `other`."""
-    lines = ["library_name: afire", "tags:", "- chest-x-ray", "- self-supervised-learning", "- vision-transformer"]
+    lines = ["library_name: afire", "tags:", "- chest-x-ray", *(f"- {tag}" for tag in _TAGS[holds])]
     if licence.lower() in _HUB_LICENCES:
         lines.append(f"license: {licence.lower()}")
     else:
@@ -288,20 +180,31 @@ def _front_matter(licence: str) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _use() -> str:
-    return """## Use
+def _use(holds: Holds, detects: bool) -> str:
+    lines = [
+        'model = afire.load("path/of/this/folder")    # or hf://owner/name',
+        'images = model.read(["film.png"])            # PNG, JPEG, TIFF or DICOM -> (B, 1, S, S) in [0, 1]',
+    ]
+    if holds != "detector":
+        lines.append("tokens = model.encode(images)                # (B, L, D)")
+        lines.append("vector = model.embed(images)                 # (B, D), their mean")
+    if detects:
+        lines.append("found = model.detect(images)                 # found.score, found.p_value, found.heatmap")
+    code, formats = "\n".join(lines), "onnx" if holds == "detector" else "onnx|hf|timm|torch"
+    films = "\n`afire detect run FILMS --model FOLDER --out OUT` scores a folder of films." if detects else ""
+    return f"""## Use
 
 ```python
 import afire
 
-model = afire.load("path/of/this/folder")    # or hf://owner/name
-images = model.read(["film.png"])            # PNG, JPEG, TIFF or DICOM -> (B, 1, S, S) in [0, 1]
-tokens = model.encode(images)                # (B, L, D)
-vector = model.embed(images)                 # (B, D), their mean
+{code}
 ```
 
 `afire verify FOLDER` recomputes the outputs for the sample film and says whether they are those of the exporter.
-`afire export FOLDER --format onnx|hf|timm|torch --out OUT` turns it into the format of another library."""
+`afire export FOLDER --format {formats} --out OUT` turns it into the format of another library.{films}"""
+
+
+_NO_FILM = "No film and no name of a film is in this folder; the sample is drawn, no patient's."
 
 
 def _data(source: Mapping[str, Any]) -> str:
@@ -310,19 +213,25 @@ def _data(source: Mapping[str, Any]) -> str:
         return "## Data\n\nThe run did not say which films it was trained on."
     return (
         f"## Data\n\nPre-trained on **{data['used']:,} normal films** of {data['films']:,} in `{data['source']}`"
-        f" (content hash `{str(data['hash'])[:16]}`), without labels other than normal. No film and no name of a film"
-        " is in this folder; the sample is drawn, no patient's."
+        f" (content hash `{str(data['hash'])[:16]}`), without labels other than normal. {_NO_FILM}"
+    )
+
+
+def _detector_data(holds: Holds, detector: Mapping[str, Any]) -> str:
+    name = "random weights" if detector["weights"] == RANDOM else f"`{detector['weights']}`"
+    networks = "Its encoder is that of" if holds == "encoder" else "Its networks started from"
+    return (
+        f"## Data\n\nFitted on **{detector['fitted_on']} normal films** of {detector['films']} in `{detector['data']}`"
+        f" (content hash `{str(detector['data_hash'])[:16]}`), without labels other than normal. {networks} {name}."
+        f" {_NO_FILM}"
     )
 
 
 def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
-    image, encoder = config.image, config.encoder
-    summary, trained = source.get("summary") or {}, source.get("trained_with") or {}
-    recipe, changed = config.training, " with changes" if trained.get("changed") else ""
+    summary, recipe = source.get("summary") or {}, config.training
     rows = {
-        "input": f"{image.size} x {image.size} px, {image.channels} channel, {image.fit}, normalise {image.normalise}",
-        "encoder": f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}, "
-        f"{encoder.positions} positions",
+        "input": _input_row(config),
+        "encoder": _encoder_row(config),
         "numbers in each file": ", ".join(f"{name} {count:,}" for name, count in sizes.items()),
         **_method_rows(config),
         "recipe": f"{recipe.epochs} epochs, batch {recipe.batch_size} on {summary.get('processes', 1)} process(es), "
@@ -330,10 +239,47 @@ def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int
         "run": f"`{source.get('run')}`, step {source.get('step')} of {summary.get('steps', 'unknown')}, "
         f"{summary.get('status', 'not finished')}",
         "health at the end": ": ".join(summary.get("health") or ["unknown"]),
-        "trained with": f"afire {trained.get('afire')}, torch {trained.get('torch')}, commit "
-        f"`{str(trained.get('commit'))[:12]}`{changed}",
+        "trained with": _versions(source.get("trained_with") or {}),
     }
+    return _all_settings(rows)
+
+
+def _detector_settings(config: Config, about: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
+    """What a detector was fitted with; the recipe of the networks it may have started from is not its own."""
+    detector, settings = about["detector"], about["detector"]["settings"]
+    own = {name: settings[name] for name in (detector["method"], "train") if name in settings}
+    size = config.image.size
+    plain = {"input": f"{size} x {size} px, grey in [0, 1], {config.image.fit}"}
+    rows = {
+        **({"input": _input_row(config), "encoder": _encoder_row(config)} if sizes else plain),
+        "numbers of its networks": f"{detector['networks_numbers']:,}",
+        **{name: ", ".join(f"{key} {value}" for key, value in group.items()) for name, group in own.items()},
+        "seed": str(settings["seed"]),
+        "fitted with": _versions(detector["fitted_with"]),
+    }
+    return _all_settings(rows)
+
+
+def _all_settings(rows: Mapping[str, str]) -> str:
     return "## Settings\n\nAll of them are in `config.json`.\n\n" + _table(("", ""), list(rows.items()))
+
+
+def _input_row(config: Config) -> str:
+    image = config.image
+    return f"{image.size} x {image.size} px, {image.channels} channel, {image.fit}, normalise {image.normalise}"
+
+
+def _encoder_row(config: Config) -> str:
+    encoder = config.encoder
+    return (
+        f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}, "
+        f"{encoder.positions} positions"
+    )
+
+
+def _versions(made: Mapping[str, Any]) -> str:
+    changed = " with changes" if made.get("changed") else ""
+    return f"afire {made.get('afire')}, torch {made.get('torch')}, commit `{str(made.get('commit'))[:12]}`{changed}"
 
 
 def _method_rows(config: Config) -> dict[str, str]:
@@ -397,25 +343,32 @@ def _detector(detector: Mapping[str, Any] | None) -> str:
     )
 
 
-def _limits(config: Config) -> str:
+def _limits(config: Config, holds: Holds) -> str:
+    small = (
+        "small findings" if holds == "detector" else f"findings smaller than a patch of {config.encoder.patch_size} px"
+    )
     return f"""## Limits
 
 - For research. It has not been cleared for diagnosis, and no score of it should reach a patient.
 - It knows films like those above: another age, projection, scanner or country is another distribution. Measure first.
-- Films are seen at {config.image.size} x {config.image.size} pixels; findings smaller than a patch of \
-{config.encoder.patch_size} px there are easily lost.
+- Films are seen at {config.image.size} x {config.image.size} pixels; {small} there are easily lost.
 - A model of normal films also finds what is rare and harmless: devices, markers, rotation, exposure.
-- Self-supervised weights can be probed for age, sex and site; treat them as you would treat derived data."""
+- Weights learnt from films can be probed for age, sex and site; treat them as you would treat derived data."""
 
 
-def _files(components: Sequence[str]) -> str:
+def _files(components: Sequence[str], has_detector: bool) -> str:
     others = ", ".join(f"`{name}.safetensors`" for name in components if name != ENCODER)
-    return f"""## Files
-
-`encoder.safetensors` (in timm's names: the one to use), {others} (what else the method has);
-`config.json` every setting; `preprocessing.json` from a film to the input; `sample/` a phantom film and the outputs
-for it (equal means within {TOLERANCE:g} of the largest value, at least of 1); `manifest.json` the SHA-256 of every
-file."""
+    files = [
+        "`encoder.safetensors` (in timm's names: the one to use)" if ENCODER in components else "",
+        f"{others} (what else the method has)" if others else "",
+        f"`{DETECTOR}/` the detector with its networks, calibration and threshold" if has_detector else "",
+        "`config.json` every setting",
+        "`preprocessing.json` from a film to the input",
+        "`sample/` a phantom film and the outputs for it (equal means within "
+        f"{TOLERANCE:g} of the largest value, at least of 1)",
+        "`manifest.json` the SHA-256 of every file",
+    ]
+    return "## Files\n\n" + ";\n".join(file for file in files if file) + "."
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

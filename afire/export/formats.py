@@ -53,6 +53,12 @@ def constants(image: ImageConfig) -> tuple[list[float], list[float]] | None:
     return mean * repeat, std * repeat
 
 
+def input_settings(weights: Weights) -> ImageConfig:
+    """How a film becomes the input. A detector with networks of its own takes it grey in [0, 1] and does the rest."""
+    image = weights.config.image
+    return image if weights.holds_trunk else image.model_copy(update={"normalise": "none", "channels": 1})
+
+
 def preprocessing(image: ImageConfig) -> dict[str, Any]:
     """What ``preprocessing.json`` holds: from a film to the network's input."""
     known = constants(image)
@@ -379,6 +385,8 @@ class Format:
     needs_to_run: tuple[str, ...] = ()
     extra: str = ""
     """The extra of afire that brings them."""
+    has_detectors: bool = False
+    """Whether a detector can be written too."""
 
     def require_writer(self) -> None:
         """Refuse, with the extra to install, where a package is missing."""
@@ -414,6 +422,7 @@ FORMATS = {
             needs_to_write=("onnx", "onnxscript"),
             needs_to_run=("onnxruntime",),
             extra="onnx",
+            has_detectors=True,
         ),
         Format("torch", "torch.export", write_torch_export, run_torch_export),
     )

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from afire.config import ImageConfig
 from afire.data.decode import fit_square, read_film
@@ -24,7 +24,6 @@ from afire.data.phantom.film import draw_film
 from afire.detect.base import AnomalyDetector, load_detector
 from afire.errors import UserError
 from afire.export.formats import FORMATS, Format, missing, run_detector_graph, write_detector_graph
-from afire.methods import Method
 from afire.weights import BundleWeights, Weights
 from afire.weights.bundle import SAMPLE, Bundle
 from afire.weights.files import read_tensors, write_tensors
@@ -71,18 +70,31 @@ def read_whole(file: Path) -> Tensor:
 
 
 @torch.no_grad()
-def outputs(model: Method, film: Tensor) -> dict[str, Tensor]:
-    """All that a model says about a film (1, 1, S, S) in [0, 1]; what it has no network for is left out.
+def outputs(weights: Weights, film: Tensor) -> dict[str, Tensor]:
+    """All that networks say about a film (1, 1, S, S) in [0, 1]; what there is no network for is left out.
 
-    ``tokens`` (1, L, D), ``embedding`` (1, D), ``NETWORK_tokens`` of other networks, ``restored`` (1, L, P), and the
-    method's own readouts.
+    ``tokens`` (1, L, D), ``embedding`` (1, D), and of a method also ``NETWORK_tokens`` of other networks, ``restored``
+    (1, L, P), and the method's own readouts. Of a detector whose networks are its own nothing: see
+    :func:`detector_outputs`.
     """
+    if not weights.holds_trunk:
+        return {}
+    if not weights.holds_method:
+        return trunk_outputs(weights, film)
+    model = weights.method
     tokens = model.encode(film)
     given = {"tokens": tokens, "embedding": tokens.mean(dim=1), **model.readouts(film)}
     given |= {f"{network}_tokens": model.encode(film, network) for network in model.networks[1:]}
     if model.restores:
         given["restored"] = model.restore(film)
     return {name: tensor.float().cpu() for name, tensor in given.items()}
+
+
+@torch.no_grad()
+def trunk_outputs(weights: Weights, film: Tensor) -> dict[str, Tensor]:
+    """``tokens`` (1, L, D) and ``embedding`` (1, D) of a film (1, 1, S, S) in [0, 1], by the encoder alone."""
+    tokens = weights.trunk(weights.normalise(film))[:, 1:].float().cpu()
+    return {"tokens": tokens, "embedding": tokens.mean(dim=1)}
 
 
 @torch.no_grad()
@@ -142,8 +154,10 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
     weights = BundleWeights(folder.name, bundle)
     detector = load_detector(bundle.detector) if bundle.detector is not None else None
     for device in devices():
-        yield _guarded(f"torch {device}", expected, partial(_on_device, weights.method, detector, film, device))
+        yield _guarded(f"torch {device}", expected, partial(_on_device, weights, detector, film, device))
     for form in FORMATS.values():
+        if not (weights.holds_trunk or form.has_detectors):
+            continue
         absent = missing(form.needs_to_write + form.needs_to_run)
         if absent:
             yield Check(form.backend, note=f"not run, not installed: {', '.join(absent)}")
@@ -153,10 +167,12 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
 
 def _through(form: Format, backbone: Weights, detector: AnomalyDetector | None, film: Tensor) -> dict[str, Tensor]:
     """What another library says, by way of its files."""
+    given: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory(prefix="afire-") as name:
-        form.write(Path(name), backbone)
-        given = form.run(Path(name), backbone, film)
-        if form.name == "onnx" and detector is not None:
+        if backbone.holds_trunk:
+            form.write(Path(name), backbone)
+            given |= form.run(Path(name), backbone, film)
+        if form.has_detectors and detector is not None:
             write_detector_graph(Path(name), detector)
             given |= run_detector_graph(Path(name), film)
         return given
@@ -169,13 +185,18 @@ def devices() -> list[str]:
     return ["cpu", *cuda, *mps]
 
 
-def _on_device(model: Method, detector: AnomalyDetector | None, film: Tensor, device: str) -> dict[str, Tensor]:
-    given = outputs(model.to(device), film.to(device))
-    model.to("cpu")
-    if detector is not None:
-        given |= detector_outputs(detector.to(device), film)
-        detector.to("cpu")
-    return given
+def _on_device(weights: Weights, detector: AnomalyDetector | None, film: Tensor, device: str) -> dict[str, Tensor]:
+    networks: list[nn.Module] = [] if detector is None else [detector]
+    if weights.holds_trunk:
+        networks += [weights.method] if weights.holds_method else [weights.trunk, weights.normalise]
+    try:
+        for network in networks:
+            network.to(device)
+        given = outputs(weights, film.to(device))
+        return given if detector is None else {**given, **detector_outputs(detector, film)}
+    finally:
+        for network in networks:
+            network.to("cpu")
 
 
 def _guarded(backend: str, expected: Mapping[str, Tensor], compute: Callable[[], Mapping[str, Tensor]]) -> Check:

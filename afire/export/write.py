@@ -11,26 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from afire.detect.base import AnomalyDetector
 from afire.errors import UserError
-from afire.export.card import (
-    UNSPECIFIED,
-    card,
-    check_origin,
-    detector_facts,
-    find_detector,
-    format_readme,
-    measured,
-    source_facts,
-    without_traces,
-)
+from afire.export.card import UNSPECIFIED, card, format_readme
+from afire.export.facts import check_origin, detector_facts, find_detector, measured, source_facts, without_traces
 from afire.export.formats import (
     Format,
     Preprocess,
+    input_settings,
     missing,
     preprocessing,
     run_detector_graph,
@@ -46,16 +37,17 @@ from afire.export.verify import (
     outputs,
     read_input,
     read_whole,
+    trunk_outputs,
     write_expected,
     write_film,
 )
 from afire.files import write_json, write_text
-from afire.methods import Method
-from afire.weights import Weights, open_weights
+from afire.weights import BundleWeights, RunWeights, Weights, open_weights
 from afire.weights.bundle import (
     CARD,
     CONFIG,
     DETECTOR,
+    ENCODER,
     MANIFEST,
     PREPROCESSING,
     SAMPLE,
@@ -127,9 +119,10 @@ def convert(
 ) -> Conversion:
     """Write ``backbone`` to the folder ``out``. Outputs that are not ours are an error, and nothing is left behind.
 
-    A ``detector`` goes with it as a graph of its own; only ONNX has one.
+    A ``detector`` goes with it as a graph of its own; only ONNX has one. It is all there is where its networks are its
+    own.
     """
-    _check(form, detector, preprocess)
+    _check(backbone, form, detector, preprocess)
     absent = missing(form.needs_to_run)
     with new_folder(out, force) as folder:
         _write(folder, backbone, form, detector, preprocess)
@@ -145,8 +138,13 @@ def convert(
     return Conversion(files, differences, f"not compared, not installed: {', '.join(absent)}" if absent else "")
 
 
-def _check(form: Format, detector: AnomalyDetector | None, preprocess: Preprocess) -> None:
-    if detector is not None and form.name != "onnx":
+def _check(backbone: Weights, form: Format, detector: AnomalyDetector | None, preprocess: Preprocess) -> None:
+    if not (backbone.holds_trunk or form.has_detectors):
+        raise UserError(
+            f"{backbone.name} holds the detector {backbone.config.method} alone, and --format {form.name} takes an "
+            "encoder; use --format onnx, or export a bundle."
+        )
+    if detector is not None and not form.has_detectors:
         raise UserError(f"--detector goes into a bundle or --format onnx; {form.name} has no place for it.")
     if form.name not in _GRAPHS and preprocess != "normalise":
         raise UserError(f"--preprocess is for --format {' and '.join(_GRAPHS)}; {form.name} keeps its own settings.")
@@ -156,15 +154,20 @@ def _check(form: Format, detector: AnomalyDetector | None, preprocess: Preproces
 def _write(
     folder: Path, backbone: Weights, form: Format, detector: AnomalyDetector | None, preprocess: Preprocess
 ) -> None:
+    if backbone.holds_trunk:
+        _write_encoder(folder, backbone, form, preprocess)
+    if detector is not None:
+        write_detector_graph(folder, detector, preprocess)
+    write_json(folder / PREPROCESSING, preprocessing(input_settings(backbone)))
+    about = detector_facts(detector) if detector is not None else None
+    write_text(folder / CARD, format_readme(backbone, form, preprocess, about))
+
+
+def _write_encoder(folder: Path, backbone: Weights, form: Format, preprocess: Preprocess) -> None:
     if form.name in _GRAPHS:
         _GRAPHS[form.name](folder, backbone, preprocess)
     else:
         form.write(folder, backbone)
-    if detector is not None:
-        write_detector_graph(folder, detector, preprocess)
-    write_json(folder / PREPROCESSING, preprocessing(backbone.config.image))
-    about = detector_facts(detector) if detector is not None else None
-    write_text(folder / CARD, format_readme(backbone, form, preprocess, about))
 
 
 def _compare(
@@ -176,19 +179,17 @@ def _compare(
     expected: Mapping[str, Tensor],
 ) -> list[Difference]:
     images = _their_input(folder, expected["input"], backbone, preprocess)
-    theirs = form.run(folder, backbone, images)
+    theirs = form.run(folder, backbone, images) if backbone.holds_trunk else {}
     if detector is not None:
         theirs |= run_detector_graph(folder, images)
     return compare(expected, theirs)
 
 
-@torch.no_grad()
 def _write_format_sample(folder: Path, backbone: Weights, detector: AnomalyDetector | None) -> dict[str, Tensor]:
     """The sample film and what our networks say about it, beside the export."""
     image = backbone.config.image
     film = read_input(write_film(folder, image.size), image)
-    tokens = backbone.trunk(backbone.normalise(film))[:, 1:]
-    expected = {"input": film, "tokens": tokens, "embedding": tokens.mean(dim=1)}
+    expected = {"input": film, **(trunk_outputs(backbone, film) if backbone.holds_trunk else {})}
     expected |= detector_outputs(detector, film) if detector is not None else {}
     write_expected(folder, expected)
     return expected
@@ -218,41 +219,57 @@ def export_bundle(
     """
     check_target(out, force)
     weights = open_weights(source)
-    model, config = weights.method, weights.config
     fitted = find_detector(weights, detector)
+    if not weights.holds_method and weights.detector is None:
+        _ = weights.method  # says why, and what to give
+    assert isinstance(weights, RunWeights | BundleWeights)
     if fitted is not None:
         check_origin(fitted, weights)
-    rows = measured(results, weights)
-    components = split_components(model.state_dict(), weights.kind)
+    config, components = weights.config, _components(weights)
     about = describe(
         config,
+        weights.holds,
         list(components),
         name=name or weights.name,
-        schedule=dict(weights.schedule),
-        weights_hash=weights.method_hash,
+        schedule=dict(weights.schedule) if weights.holds_method else {},
+        weights_hash=_weights_hash(weights, fitted),
         licence=licence,
         source=source_facts(weights),
-        results=rows,
+        results=measured(results, weights, fitted),
         detector=None if fitted is None else detector_facts(fitted),
     )
     with new_folder(out, force) as folder:
         for component, tensors in components.items():
             write_tensors(component_file(folder, component), tensors)
         write_json(folder / CONFIG, about)
-        write_json(folder / PREPROCESSING, preprocessing(config.image))
+        write_json(folder / PREPROCESSING, preprocessing(input_settings(weights)))
         if fitted is not None:
             without_traces(fitted).save(folder / DETECTOR)
-        _write_sample(folder, model, fitted)
+        _write_sample(folder, weights, fitted)
         write_text(folder / CARD, card(about["name"], about, config, _parameters(components)))
         write_json(folder / MANIFEST, list_files(folder))
     return open_bundle(out)
 
 
-def _write_sample(folder: Path, model: Method, detector: AnomalyDetector | None) -> None:
-    """The sample film and what the model in memory says about it, on the CPU."""
-    image = model.config.image
+def _components(weights: Weights) -> dict[str, dict[str, Tensor]]:
+    """Files of tensors beside the detector: those of a method, the encoder of a detector, or none."""
+    if weights.holds_method:
+        return split_components(weights.method.state_dict(), weights.kind)
+    return {ENCODER: dict(weights.trunk.state_dict())} if weights.holds_trunk else {}
+
+
+def _weights_hash(weights: Weights, detector: AnomalyDetector | None) -> str:
+    if weights.holds_method:
+        return weights.method_hash
+    assert detector is not None  # what holds no method is a detector
+    return detector.weights_hash
+
+
+def _write_sample(folder: Path, weights: Weights, detector: AnomalyDetector | None) -> None:
+    """The sample film and what the networks in memory say about it, on the CPU."""
+    image = weights.config.image
     film = read_input(write_film(folder, image.size), image)
-    expected = {"input": film, **outputs(model, film)}
+    expected = {"input": film, **outputs(weights, film)}
     write_expected(folder, {**expected, **(detector_outputs(detector, film) if detector is not None else {})})
 
 

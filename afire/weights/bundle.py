@@ -1,4 +1,5 @@
-"""A bundle: one folder with a pre-trained method, its settings, a card, a sample with expected outputs, and hashes.
+"""A bundle: one folder with a pre-trained method or a detector, its settings, a card, a sample with expected outputs,
+and hashes.
 
     BUNDLE/
         README.md              the model card
@@ -11,7 +12,8 @@
         sample/                a phantom film and what the networks say about it
         manifest.json          the SHA-256 of every file above
 
-Nothing is used before its hash was compared.
+A bundle of a detector holds no method: the encoder that the detector looks through, or, where its networks are its own,
+the detector alone. Nothing is used before its hash was compared.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
@@ -35,6 +37,8 @@ DETECTOR, SAMPLE = "detector", "sample"
 DETECTOR_SETTINGS = "detector.json"  # what makes a folder a fitted detector
 _VERSION_KEY = "afire_bundle"
 ENCODER, METHOD = "encoder", "method"  # components: the exported trunk, and tensors that the method itself has
+Holds = Literal["method", "encoder", "detector"]
+"""A whole method; a detector and the encoder that it looks through; a detector whose networks are its own."""
 _CALLED = {"bank": "prototypes"}  # a module of a method that goes by another name here
 
 
@@ -53,6 +57,12 @@ class Bundle:
     def components(self) -> list[str]:
         """Names of the files of tensors."""
         return list(self.about["parts"])
+
+    @property
+    def holds(self) -> Holds:
+        """What it is a bundle of; until detectors were exported by themselves, it was always a method."""
+        holds: Holds = self.about.get("holds", "method")
+        return holds
 
     @property
     def detector(self) -> Path | None:
@@ -110,9 +120,10 @@ def open_bundle(folder: Path) -> Bundle:
     return Bundle(folder, config, about, content)
 
 
-def describe(config: Config, components: list[str], **facts: Any) -> dict[str, Any]:
+def describe(config: Config, holds: Holds, components: list[str], **facts: Any) -> dict[str, Any]:
     """What ``config.json`` holds."""
-    return {_VERSION_KEY: FORMAT, "afire": __version__, "parts": components, **facts, "settings": config.model_dump()}
+    about = {_VERSION_KEY: FORMAT, "afire": __version__, "holds": holds, "parts": components}
+    return {**about, **facts, "settings": config.model_dump()}
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
@@ -167,7 +178,12 @@ def _check_listed(folder: Path, about: Mapping[str, Any]) -> None:
     components = about.get("parts")
     if not isinstance(components, list) or not all(isinstance(name, str) for name in components):
         raise UserError(f"{folder / CONFIG} names no parts; export the bundle again.")
+    holds = about.get("holds", "method")
+    if holds not in get_args(Holds):
+        raise UserError(f"{folder / CONFIG} says that it holds {holds!r}, which afire {__version__} does not know.")
     own = {CARD, PREPROCESSING, *(component_file(Path(), name).as_posix() for name in components)}
+    if holds != "method":
+        own.add(f"{DETECTOR}/{DETECTOR_SETTINGS}")
     listed = set(read_json(folder / MANIFEST)["files"])
     unhashed = sorted(own - listed) + [name for name in unlisted_files(folder) if _is_own(name)]
     if unhashed:

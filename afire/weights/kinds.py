@@ -1,8 +1,8 @@
 """What was opened, by kind: random weights, a file, a checkpoint of a run, a bundle.
 
 Each gives its ``trunk``, the encoder that a task starts from, and its ``method``, all that was pre-trained, when they
-are asked for; each with a hash of its tensors and a message that says what was loaded. Weights that hold no method, or
-do not say their architecture, answer with a message why.
+are asked for; each with a hash of its tensors and a message that says what was loaded. Weights that hold no trunk or no
+method, or do not say their architecture, answer with a message why.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from torch import Tensor, nn
 
 from afire.config import Config
 from afire.errors import UserError
-from afire.files import read_json
-from afire.methods import Method, make_method, method_type
+from afire.methods import METHODS, Method, make_method, method_type
 from afire.methods.base import Progress
 from afire.nn.vit import Normalise, VisionTransformer, initialise
-from afire.training.run_folder import STATE
-from afire.weights.bundle import Bundle, component_of
+from afire.training.run_folder import STATE, read_state
+from afire.weights.bundle import Bundle, Holds, component_of
 from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
 
 Loadable = TypeVar("Loadable", bound=nn.Module)
@@ -82,6 +81,7 @@ class Weights(ABC):
     @property
     def kind(self) -> type[Method]:
         """The method they were pre-trained by, or that the settings name."""
+        self.check_trunk()
         return method_type(self.config.method)
 
     @property
@@ -108,6 +108,16 @@ class Weights(ABC):
     def report(self) -> str:
         """What was loaded into the trunk, for people."""
         return self._trunk.report
+
+    @property
+    def holds_trunk(self) -> bool:
+        """Whether there is an encoder to start from; a detector may have networks of its own instead."""
+        return not self._why_no_trunk
+
+    def check_trunk(self) -> None:
+        """A message where there is no encoder to start from."""
+        if self._why_no_trunk:
+            raise UserError(f"{self._why_no_trunk}; give a pre-training run, a bundle of one, or a file of a ViT.")
 
     @property
     def holds_method(self) -> bool:
@@ -143,6 +153,11 @@ class Weights(ABC):
         return f"{self.name} does not say which architecture it has"
 
     @property
+    def _why_no_trunk(self) -> str:
+        """For weights that do not hold one."""
+        return ""
+
+    @property
     @abstractmethod
     def _why_no_method(self) -> str:
         """For weights that do not hold one."""
@@ -157,6 +172,7 @@ class Weights(ABC):
 
     @cached_property
     def _trunk(self) -> _Loaded[VisionTransformer]:
+        self.check_trunk()
         trunk = VisionTransformer.from_config(self.config.encoder, self.config.image)
         return _Loaded.of(trunk, self._fill_trunk(trunk))
 
@@ -223,8 +239,33 @@ class _OwnWeights(Weights):
     brings_settings = True
 
     @property
+    def holds(self) -> Holds:
+        """A whole method, the one encoder of a detector, or a detector whose networks are its own."""
+        return "method"
+
+    @property
+    def network(self) -> str:
+        name = super().network
+        if self.holds == "encoder" and name != self.kind.networks[0]:
+            raise UserError(f"{self._folder} holds the encoder of a detector, and no {name}.")
+        return name
+
+    @property
+    def _why_no_trunk(self) -> str:
+        if self.holds != "detector":
+            return ""
+        return f"{self._folder} holds the detector {self.config.method} alone, whose networks are its own"
+
+    @property
     def _why_no_method(self) -> str:
-        return ""
+        if self.holds == "encoder":
+            return f"{self._folder} holds a detector and its encoder, and no decoder or prototypes"
+        return self._why_no_trunk
+
+    @property
+    @abstractmethod
+    def _folder(self) -> Path:
+        """Of the run, the detector or the bundle."""
 
     def _fill_trunk(self, trunk: VisionTransformer) -> str:
         tensors = self.read_trunk().tensors
@@ -270,6 +311,10 @@ class RunWeights(_OwnWeights):
         self.run, self.file = run, file
 
     @property
+    def _folder(self) -> Path:
+        return self.run
+
+    @property
     def _place(self) -> str:
         return f"{self.file.parent.name}/{self.file.name}"
 
@@ -294,7 +339,7 @@ class RunWeights(_OwnWeights):
         """To the checkpoint's step; to the end where no step is known."""
         step, per_epoch = _LONG_AFTER, 1
         if (self.file.parent / STATE).exists():
-            state = read_json(self.file.parent / STATE)
+            state = read_state(self.file.parent)
             try:
                 step, per_epoch = max(int(state["step"]) - 1, 0), int(state["steps_per_epoch"])
             except (KeyError, TypeError, ValueError):
@@ -305,30 +350,21 @@ class RunWeights(_OwnWeights):
 
 
 class DetectorWeights(RunWeights):
-    """The networks of a fitted detector: a whole method, or the one encoder that it looks through."""
+    """The networks of a fitted detector: a whole method, the one encoder that it looks through, or its own."""
 
     def __init__(self, name: str, settings: Config, network: str | None, run: Path, file: Path) -> None:
         super().__init__(name, settings, network, run, file)
         self.detector = run
 
     @cached_property
-    def _is_encoder(self) -> bool:
-        return all(name.startswith(_ENCODER) for name in read_tensors(self.file))
-
-    @property
-    def network(self) -> str:
-        name = super().network
-        if self._is_encoder and name != self.kind.networks[0]:
-            raise UserError(f"{self.run} holds the encoder of a detector, and no {name}.")
-        return name
+    def holds(self) -> Holds:
+        if self.config.method not in METHODS:  # a detector that trains networks of its own goes by its own name
+            return "detector"
+        return "encoder" if all(name.startswith(_ENCODER) for name in read_tensors(self.file)) else "method"
 
     @property
     def _trunk_prefix(self) -> str:
-        return _ENCODER if self._is_encoder else super()._trunk_prefix
-
-    @property
-    def _why_no_method(self) -> str:
-        return f"{self.run} holds a detector and its encoder, and no decoder or prototypes" if self._is_encoder else ""
+        return _ENCODER if self.holds == "encoder" else super()._trunk_prefix
 
 
 class BundleWeights(_OwnWeights):
@@ -337,6 +373,14 @@ class BundleWeights(_OwnWeights):
     def __init__(self, name: str, bundle: Bundle, network: str | None = None) -> None:
         super().__init__(name, bundle.config, network)
         self.bundle, self.detector = bundle, bundle.detector
+
+    @property
+    def holds(self) -> Holds:
+        return self.bundle.holds
+
+    @property
+    def _folder(self) -> Path:
+        return self.bundle.folder
 
     @property
     def _place(self) -> str:

@@ -48,6 +48,13 @@ def open_weights(
     ``config`` may only repeat them; random weights and files need it for the architecture. ``network`` chooses the
     trunk where there are several; ``seed`` draws random weights.
     """
+    weights = _find(source, config, network, seed)
+    if network is not None and weights.brings_settings:
+        _ = weights.network  # says whether there is such a one
+    return weights
+
+
+def _find(source: str | Path, config: Config | None, network: str | None, seed: int) -> Weights:
     if str(source) == RANDOM:
         return RandomWeights(config, network, seed)
     path = local_path(source)
@@ -75,6 +82,7 @@ def start_from(source: str | Path) -> Callable[[Method], None]:
     weights = open_weights(source)
     if isinstance(weights, RandomWeights):
         weights.read_trunk()  # says that they lie in no file
+    weights.check_trunk()
 
     def start(method: Method) -> None:
         first, *others = (method.trunk(network) for network in method.networks)

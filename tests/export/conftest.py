@@ -14,8 +14,10 @@ import torch
 from afire.config import Config, load_config, to_yaml
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
-from afire.detect.base import AnomalyDetector, Subsets
-from afire.detect.fit import calibrate
+from afire.detect import DETECTORS
+from afire.detect.base import AnomalyDetector, FitTask, Subsets
+from afire.detect.fit import calibrate, detect_settings, fit_detector, networks_for
+from afire.detect.learned import LearnedDetector
 from afire.detect.maps import MapDetector
 from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.export.write import export_bundle
@@ -74,14 +76,15 @@ def normal_films(tmp_path_factory: pytest.TempPathFactory) -> PackedFilms:
     return PackedFilms(folder / "pack")
 
 
-def save_calibrated(detector: AnomalyDetector, films: PackedFilms, weights: Weights, folder: Path) -> Path:
-    """As ``afire detect fit`` does it after the networks are there."""
+def save_calibrated(detector: AnomalyDetector, films: PackedFilms, weights: Weights | None, folder: Path) -> Path:
+    """As ``afire detect fit`` does it after the networks are there; without ``weights`` from random ones."""
+    came_from = {"name": "random"} if weights is None else {"name": weights.name, "hash": weights.method_hash}
     rows = np.arange(48)
     calibrate(detector, films, Subsets(rows[:20], rows[20:28], rows[28:], "drawn"))
     detector.origin = {
         "data": {"name": "films", "hash": "ab" * 32, "films": 48},
         "parts": {"fit": 20, "choose": 8, "calibrate": 20},
-        "weights": {"name": weights.name, "hash": weights.method_hash},
+        "weights": came_from,
         "notes": [],
         "environment": {"afire": "0.1.0", "command": ["afire", "/home/someone/x"]},
     }
@@ -105,6 +108,36 @@ def patchcore_folder(run_folder: Path, normal_films: PackedFilms, tmp_path_facto
     settings = PatchCoreConfig(patchcore=MemoryConfig(share=0.5))
     detector = PatchCore(weights.trunk, weights.config, settings)
     return save_calibrated(detector, normal_films, weights, tmp_path_factory.mktemp("detectors") / "patchcore")
+
+
+@pytest.fixture(scope="session")
+def aeu_folder(normal_films: PackedFilms, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A detector that has trained networks of its own, as `afire detect fit` leaves it."""
+    out = tmp_path_factory.mktemp("detectors") / "aeu"
+    settings = detect_settings(["train.epochs=1", "aeu.width=4", "held_out=0.4", "false_alarms=0.3"], "aeu")
+    config = networks_for("aeu", None, normal_films.folder).config
+    fit_detector(FitTask(config, settings, normal_films, out, source="films", device="cpu", method="aeu"))
+    return out
+
+
+def learned_folder(method: str, settings: list[str], films: PackedFilms, folder: Path) -> Path:
+    """A detector with networks of its own that were never trained: what is compared is arithmetic."""
+    kind, chosen = DETECTORS[method], detect_settings(settings, method)
+    assert issubclass(kind, LearnedDetector)
+    detector = kind.build(kind.config_of(smallest(), chosen, 20), chosen)
+    return save_calibrated(detector, films, None, folder)
+
+
+@pytest.fixture(scope="session")
+def aeu_bundle(aeu_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a detector alone."""
+    return export_bundle(aeu_folder, tmp_path_factory.mktemp("bundles") / "aeu", licence="mit").folder
+
+
+@pytest.fixture(scope="session")
+def patchcore_bundle(patchcore_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a detector and the encoder it looks through."""
+    return export_bundle(patchcore_folder, tmp_path_factory.mktemp("bundles") / "patchcore").folder
 
 
 @pytest.fixture(scope="session")
