@@ -135,7 +135,7 @@ def _split(films: Films, file: Path | None, protocol: str | None) -> Split | Non
 
 def evaluate(
     models: Annotated[
-        list[Path], typer.Option("--model", help="Folder of a detector. Repeat for the seeds of one row.")
+        list[Path], typer.Option("--model", help="A detector, or a bundle with one. Repeat for the seeds of one row.")
     ],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
@@ -153,6 +153,10 @@ def evaluate(
             help="view: as many normal as abnormal test films of each view (AP, PA), so that it tells nothing."
         ),
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", help="marks.csv of a report's page: agree, disagree and unsure instead of labels."),
+    ] = None,
     name: Name = None,
     draws: Annotated[int, typer.Option("--bootstrap", help="Draws of patients for the intervals.", min=10)] = 1000,
     force: Force = False,
@@ -168,12 +172,14 @@ def evaluate(
     """
     from afire.data.pack import open_films
     from afire.data.splits import read_split
-    from afire.detect.base import image_settings
+    from afire.detect.base import detector_folder, image_settings
     from afire.detect.evaluate import EvalTask, evaluate_detectors
+    from afire.detect.marks import read_marks
     from afire.tasks.results import check_out, write_result
 
     check_out(out, force)
-    image = image_settings(models[0])
+    marks = read_marks(labels) if labels is not None else None
+    image = image_settings(detector_folder(models[0]))
     task = EvalTask(
         models=models,
         films=open_films(data, root, image.size, image.fit, image.voi),
@@ -184,6 +190,7 @@ def evaluate(
         device=device,
         draws=draws,
         balance=balance,
+        labels=marks,
     )
     evaluated = evaluate_detectors(task)
     from afire.report.detect_pictures import picture_names, write_detection_figures
@@ -201,7 +208,7 @@ def evaluate(
 
 def run(
     source: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help="A film or a folder: PNG, JPEG or DICOM.")],
-    model: Annotated[Path, typer.Option("--model", help="The folder of a detector, from `afire detect fit`.")],
+    model: Annotated[Path, typer.Option("--model", help="A detector of `afire detect fit`, or a bundle with one.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results, pictures and the report.")],
     threshold: Annotated[
         float | None, typer.Option(help="Your own score to flag films from, stated in the report.")
@@ -232,7 +239,7 @@ def run(
     that cannot be read are listed.
     """
     from afire.cli.options import console
-    from afire.detect.base import load_detector
+    from afire.detect.base import detector_folder, load_detector
     from afire.detect.findings import header_of, rule_of, write_results
     from afire.detect.run import RunTask, detector_hash, run_detector
     from afire.errors import UserError
@@ -244,9 +251,10 @@ def run(
         raise UserError("--resume goes on with the results in --out and --force replaces them; give one of them.")
     if dicom and not pictures:
         raise UserError("--dicom writes pictures; leave out --no-pictures.")
-    detector = load_detector(model).to(pick_device(device))
+    folder = detector_folder(model)
+    detector = load_detector(folder).to(pick_device(device))
     rule = rule_of(detector, threshold, false_alarms)
-    about = {"name": model.resolve().name, "hash": detector_hash(model)}
+    about = {"name": model.resolve().name, "hash": detector_hash(folder)}
     painter = Painter(out, detector.scale, detector.config.image.fit, about["hash"], dicom) if pictures else None
     task = RunTask(
         detector=detector,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def export(
     weights: Annotated[
-        str, typer.Argument(help="A run, a checkpoint of it, a bundle or hf://owner/name.", metavar="RUN")
+        str, typer.Argument(help="A run, a checkpoint of it, a detector, a bundle or hf://owner/name.", metavar="RUN")
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; it appears whole or not at all.")],
     form: Annotated[
@@ -63,13 +63,13 @@ def export(
             print_line(f"{out}: {inside}; hash {bundle.hash[:16]}")
         return
     from afire.cli.options import asked_config
-    from afire.export.card import find_detector
+    from afire.export.facts import find_detector
     from afire.export.formats import FORMATS
     from afire.export.write import convert
     from afire.weights import open_weights
 
     opened = open_weights(weights, asked_config(preset, config_file, overrides), network=network)
-    with_detector = detector is not None or (form == "onnx" and preprocess != "none")
+    with_detector = detector is not None or not opened.holds_trunk or (form == "onnx" and preprocess != "none")
     fitted = find_detector(opened, detector) if with_detector else None
     done = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)
     if not quiet:

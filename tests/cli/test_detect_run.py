@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,26 @@ def test_a_folder_becomes_results_pictures_and_a_page(folder: Path, model: Path,
     assert b"ID-7" not in everything and "Müller".encode() not in everything, "who it is stays in DICOM files"
     if by_file["c.dcm"]["status"] == "scored":
         assert len(list((out / "dicom").rglob("*.dcm"))) == 1
+
+
+def test_a_run_of_the_version_before_goes_on(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    """It drew film and heat of 500 films only, and its page was one file."""
+    out = tmp_path / "out"
+    invoke(folder, "--model", model, "--out", out)
+    header, *lines = (out / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    old = [json.loads(line) for line in lines]
+    for film in old:
+        for kind in ("film", "heat"):
+            if "overlay" in film["pictures"]:
+                (out / film["pictures"].pop(kind)).unlink()
+    kept = [json.dumps(film) for film in old[:-1]]
+    (out / "results.jsonl").write_text("\n".join([header, *kept]) + "\n", encoding="utf-8")
+    shutil.rmtree(out / "page")
+    (out / "report.html").write_text("the page of before", encoding="utf-8")
+    said = invoke(folder, "--model", model, "--out", out, "--resume")
+    assert "5 films" in said and "afireFilms" in (out / "report.html").read_text(encoding="utf-8")
+    assert len(list((out / "page").glob("*-films-*.js"))) == 1
+    assert len((out / "results.csv").read_text(encoding="utf-8").splitlines()) == 6
 
 
 def test_no_pictures_and_an_own_rate(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
