@@ -236,7 +236,9 @@ def bench(
     overrides: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="METHOD.key=value, such as nsa.train.batch_size=32. Repeat for more.", metavar="SET"
+            "--with",
+            help="A setting of one method: nsa.train.batch_size=32. Repeat for more.",
+            metavar="METHOD.KEY=VALUE",
         ),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Fits side by side, each on one core.")] = 1,

@@ -84,7 +84,7 @@ def settings_by_method(overrides: Sequence[str], methods: Sequence[str]) -> dict
     for override in overrides:
         method, dot, word = override.strip().partition(".")
         if not dot or method not in methods:
-            raise UserError(f"--set {override}: begin with one of the methods of this bench: {', '.join(methods)}.")
+            raise UserError(f"--with {override}: begin with one of the methods of this bench: {', '.join(methods)}.")
         found.setdefault(method, []).append(word)
     return found
 

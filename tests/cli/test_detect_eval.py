@@ -117,7 +117,10 @@ def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) ->
         (["fit", "--weights", "random", "--data", "PACK", "--out", "OUT"], "add --preset"),
         ([*PAPER, "--method", "patchcore"], "is of the detector afire"),
         ([*PAPER, "--set", "losses.restoration=0"], "no such decoder"),
-        (["fit", "--method", "squid", "--weights", "random", "--data", "PACK", "--out", "OUT"], "there is no detector"),
+        (
+            ["fit", "--method", "autoencoder", "--weights", "random", "--data", "PACK", "--out", "OUT"],
+            "there is no detector",
+        ),
         (RANDOM, "the films are 32 px"),
         (
             ["eval", "--model", "gone", "--data", "PACK", "--out", "OUT", "--labels", "gone.csv"],

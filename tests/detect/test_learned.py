@@ -8,14 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from afire.config import Config
+from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
-from afire.data.phantom import write_phantom
+from afire.data.phantom import Style, draw_batch
 from afire.detect import DETECTORS
 from afire.detect.base import SETTINGS, FitTask, load_detector
 from afire.detect.fit import detect_settings, fit_detector, networks_for
@@ -60,11 +63,14 @@ PATCHES = {"fae": "encoder.patch_size=4"}  # structure is of windows, and needs 
 
 @pytest.fixture(scope="session")
 def phantoms(tmp_path_factory: pytest.TempPathFactory) -> PackedFilms:
-    """Normal phantom films; those from ``FIT`` on are for testing."""
+    """Normal phantom films of one scanner; those from ``FIT`` on are for testing."""
     folder = tmp_path_factory.mktemp("phantoms")
-    manifest = write_phantom(folder / "films", FIT + TEST, 64, seed=5, workers=1, normal_share=1.0)
-    manifest.table["split"] = np.where(np.arange(FIT + TEST) < FIT, "train", "test")
-    pack(manifest, folder / "pack", PackSettings(size=SIZE), workers=1)
+    names = [f"{number:03d}.png" for number in range(FIT + TEST)]
+    for name, image in zip(names, draw_batch(5, range(FIT + TEST), 64, diseases=(), style=Style()).images, strict=True):
+        Image.fromarray((255 * image[0]).round().astype(np.uint8)).save(folder / name)
+    split = np.where(np.arange(FIT + TEST) < FIT, "train", "test")
+    table = pd.DataFrame({"image": names, "patient": names, "normal": 1.0, "split": split})
+    pack(make_manifest(table, folder), folder / "pack", PackSettings(size=SIZE), workers=1)
     return PackedFilms(folder / "pack")
 
 

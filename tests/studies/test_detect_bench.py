@@ -113,7 +113,7 @@ def test_a_bench_is_killed_goes_on_and_ends_in_a_table(packs: dict[str, Path], t
     words = [
         *("detect", "bench", "--methods", "aeu,patchcore", "--seeds", "0,1", "--budget", "0.002", "--preset", "tiny"),
         *("--data", packs["listed"], "--data", packs["plain"], "--out", out, "--device", "cpu", "--jobs", "2"),
-        *(word for setting in (*AEU, *PATCHCORE) for word in ("--set", setting)),
+        *(word for setting in (*AEU, *PATCHCORE) for word in ("--with", setting)),
     ]
     first = commands.start(*words)
     first.wait_until(lambda: (out / "listed" / "aeu" / "seed-0" / "detector.json").exists())
