@@ -1,0 +1,126 @@
+"""The header of a film, as the objects that are derived from it need it.
+
+Who the patient is goes from the film into these objects and nowhere else. The libraries that build them get ids and
+sizes only: some of them log what they find odd about a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydicom.dataset import Dataset
+from pydicom.uid import UID, ComputedRadiographyImageStorage, generate_uid
+
+from afire.data.dicom import read_tags
+from afire.data.film import quiet_readers
+from afire.errors import ImageError
+from afire.files import sha256_file
+
+# Required in every object, even if empty.
+_REQUIRED = (
+    "PatientName", "PatientID", "PatientBirthDate", "PatientSex",
+    "StudyDate", "StudyTime", "ReferringPhysicianName", "StudyID", "AccessionNumber",
+)  # fmt: skip
+_OPTIONAL = (
+    "SpecificCharacterSet", "StudyDescription", "PatientAge", "InstitutionName", "OtherPatientIDs", "IssuerOfPatientID",
+)  # fmt: skip
+_IMAGE = (
+    "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID", "FrameOfReferenceUID",
+    "InstanceNumber", "Modality", "Rows", "Columns", "PatientOrientation", "Laterality", "ImageLaterality",
+    "BodyPartExamined", "PixelSpacing", "ImagerPixelSpacing",
+    "PhotometricInterpretation", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
+    "RescaleSlope", "RescaleIntercept", "RescaleType", "WindowCenter", "WindowWidth", "VOILUTFunction",
+)  # fmt: skip
+_SEXES = ("M", "F", "O")
+_UNPAIRED = ("CHEST", "THORAX", "ABDOMEN", "SPINE", "CSPINE", "TSPINE", "LSPINE", "PELVIS", "SKULL", "HEAD", "NECK")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A film that objects are derived from: ``identity`` has the tags of patient and study, ``image`` ids and sizes."""
+
+    identity: Dataset
+    image: Dataset
+
+    @property
+    def study(self) -> str:
+        return str(self.image.StudyInstanceUID)
+
+    @property
+    def instance(self) -> str:
+        return str(self.image.SOPInstanceUID)
+
+    @property
+    def number(self) -> int:
+        """Of the film in its series, so that the results of a study's films can be told apart."""
+        number = self.image.get("InstanceNumber")
+        return max(1, int(number)) if number is not None and str(number).strip() else 1
+
+
+def read_source(film: Path) -> Source:
+    """The header of a DICOM film; one without ids gets its own, which follow from its bytes."""
+    with quiet_readers():
+        tags = read_tags(film, [*_REQUIRED, *_OPTIONAL, *_IMAGE])
+        try:
+            source = Source(_identity(tags), _image(tags, film))
+            return source if source.number else source
+        except Exception:  # pydicom parses a tag when it is looked at; its errors quote what is in it
+            raise ImageError(f"{film} has tags that cannot be copied into a derived object.") from None
+
+
+def _identity(tags: Dataset) -> Dataset:
+    identity = Dataset()
+    for name in (*_REQUIRED, *_OPTIONAL):
+        if name in tags:
+            identity[name] = tags[name]
+        elif name in _REQUIRED:
+            setattr(identity, name, "")
+    if identity.PatientSex not in _SEXES:
+        identity.PatientSex = ""
+    return identity
+
+
+def _image(tags: Dataset, film: Path) -> Dataset:
+    image = Dataset()
+    for name in _IMAGE:
+        if name in tags and not tags[name].is_empty:
+            image[name] = tags[name]
+    if "SOPInstanceUID" not in image:
+        image.SOPInstanceUID = generate_uid(entropy_srcs=["film", sha256_file(film)])
+    if "SOPClassUID" not in image:
+        image.SOPClassUID = UID(ComputedRadiographyImageStorage)
+    for name in ("StudyInstanceUID", "SeriesInstanceUID"):
+        if name not in image:
+            setattr(image, name, generate_uid(entropy_srcs=[name, str(image.SOPInstanceUID)]))
+    return image
+
+
+def nobody(source: Source) -> Dataset:
+    """The image of a film without its patient: what libraries get to build an object around."""
+    image = Dataset()
+    image.update(source.image)
+    for name in _REQUIRED:
+        setattr(image, name, "")
+    return image
+
+
+def name_patient(made: Dataset, source: Source) -> None:
+    """Put an object into the patient's study."""
+    made.update(source.identity)
+    made.StudyInstanceUID = source.image.StudyInstanceUID
+
+
+def place_on_body(made: Dataset, source: Source) -> None:
+    """Say what part of the body an object shows, and of an image which way round, as far as the film does.
+
+    The standard wants the orientation where no frame of reference says it, empty if it is unknown; and the side of the
+    body, but only if the part is one of a pair or not known.
+    """
+    if "PixelData" in made:
+        made.PatientOrientation = source.image.get("PatientOrientation") or ""
+    part = str(source.image.get("BodyPartExamined") or "")
+    if part:
+        made.BodyPartExamined = part
+    if part not in _UNPAIRED and "SegmentSequence" not in made:  # a segmentation has the side of its frames instead
+        made.Laterality = source.image.get("Laterality") or source.image.get("ImageLaterality") or ""
