@@ -252,7 +252,9 @@ def run(
     if resume and force:
         raise UserError("--resume goes on with the results in --out and --force replaces them; give one of them.")
     if dicom:
-        console(stderr=True).print("--dicom is now --dicom-out sc, which also writes sr, seg and gsps.", highlight=False)
+        console(stderr=True).print(
+            "--dicom is now --dicom-out sc, which also writes sr, seg and gsps.", highlight=False
+        )
         dicom_out = dicom_out or "sc"
     folder = detector_folder(model)
     detector = load_detector(folder).to(pick_device(device))

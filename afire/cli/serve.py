@@ -23,15 +23,20 @@ def serve(
     port: Annotated[int, typer.Option("--port", help="Port for films (DICOM).", min=0, max=65535)] = 11112,
     bind: Annotated[str, typer.Option("--bind", help="Address to listen on.")] = "127.0.0.1",
     objects: Annotated[str, typer.Option("--objects", help="What to send, of sc, sr, seg, gsps.")] = "sc,sr",
-    min_free: Annotated[str, typer.Option("--min-free", help="Disk space to leave; below it films are refused.")] = "5GB",
+    min_free: Annotated[
+        str, typer.Option("--min-free", help="Disk space to leave; below it films are refused.")
+    ] = "5GB",
     health_port: Annotated[
         int | None, typer.Option("--health-port", help="Port for /healthz, /readyz, /metrics.", min=0, max=65535)
     ] = None,
     health_bind: Annotated[str, typer.Option("--health-bind", help="Address of --health-port.")] = "127.0.0.1",
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Our certificate (PEM): films by TLS only.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="Our certificate (PEM): films by TLS only.")
+    ] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="Its key (PEM).")] = None,
     tls_key_password_file: Annotated[
-        Path | None, typer.Option("--tls-key-password-file", help=f"Its password; or {KEY_PASSWORD} in the environment.")
+        Path | None,
+        typer.Option("--tls-key-password-file", help=f"Its password; or {KEY_PASSWORD} in the environment."),
     ] = None,
     tls_ca: Annotated[
         Path | None, typer.Option("--tls-ca", help="Certificates (PEM) that callers must show one of.")
@@ -41,9 +46,7 @@ def serve(
     send_password_file: Annotated[
         Path | None, typer.Option("--send-password-file", help=f"Its password; or {PASSWORD} in the environment.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow plain connections beyond this machine.")
-    ] = False,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain connections beyond this machine.")] = False,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Try what is in failed/ of the spool once more.")
     ] = False,

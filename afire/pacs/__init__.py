@@ -1,4 +1,4 @@
-"""Results that a PACS takes: DICOM objects of a detector's findings, and the service that receives films and sends them.
+"""Results that a PACS takes: DICOM objects of a detector's findings, and the service that takes films and sends them.
 
 Knows detectors and the pictures of reports; knows no command. Needs the packages of `afire[pacs]`, but for captures.
 """
@@ -25,6 +25,4 @@ def require_packages(what: str, *modules: str) -> None:
 def silence_libraries() -> None:
     """Nothing that a library says about a film or a peer reaches a log of this process."""
     for name in TALKATIVE:
-        logger = logging.getLogger(name)
-        logger.propagate = False
-        logger.addHandler(logging.NullHandler())
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,4 +1,4 @@
-"""Who may call, where to listen and where to send: what the options of `afire serve` say, checked before anything starts."""
+"""Who may call, where to listen and where to send: the options of `afire serve`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def parse_title(text: str, option: str) -> str:
     """An application entity's title."""
     title = text.strip()
     if not _TITLE.fullmatch(title):
-        raise UserError(f"{option} {text!r} is not an AE title: 1 to 16 printable ASCII characters without a backslash.")
+        raise UserError(
+            f"{option} {text!r} is not an AE title: 1 to 16 printable ASCII characters without a backslash."
+        )
     return title
 
 

@@ -35,7 +35,7 @@ class Ids(TypedDict):
 
 @dataclass(frozen=True)
 class Region:
-    """The connected area around the hottest place that the overlay shows in colour, small, in the film's proportions."""
+    """The connected area around the hottest place that the overlay colours, small, in the film's proportions."""
 
     mask: Mask  # (h, w)
 

@@ -1,4 +1,4 @@
-"""How the service is doing, over HTTP: ``/healthz``, ``/readyz`` and ``/metrics`` (Prometheus text). No film is named."""
+"""How the service is doing: ``/healthz``, ``/readyz`` and ``/metrics`` (Prometheus text). No film is named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class HealthServer:
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as error:
-            raise UserError(f"cannot listen on {host} port {port} ({error.strerror}); choose another --health-port.") from None
+            raise UserError(
+                f"cannot listen on {host} port {port} ({error.strerror}); choose another --health-port."
+            ) from None
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         Thread(target=self._server.serve_forever, name="health", daemon=True).start()

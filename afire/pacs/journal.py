@@ -1,8 +1,8 @@
 """What the service did: an audit log of JSON lines, and the counts that `/metrics` shows.
 
-A film has no name in either but a keyed hash of its SOP Instance UID. Who holds the key can tell whether a line is about
-a film; nobody else learns anything. Only the fields of :meth:`Journal.note` can be written, and no tag of a film is
-among them.
+A film has no name in either but a keyed hash of its SOP Instance UID. Who holds the key can tell whether a line is
+about a film; nobody else learns anything. Only the fields of :meth:`Journal.note` can be written, and no tag of a film
+is among them.
 """
 
 from __future__ import annotations

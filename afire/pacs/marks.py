@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from highdicom.content import AlgorithmIdentificationSequence
 from highdicom.pr import (
-    GrayscaleSoftcopyPresentationState,
     GraphicAnnotation,
     GraphicLayer,
     GraphicObject,
+    GrayscaleSoftcopyPresentationState,
     TextObject,
 )
-from highdicom.seg import SegmentDescription, Segmentation
+from highdicom.seg import Segmentation, SegmentDescription
 from pydicom.dataset import Dataset
 from pydicom.sr.codedict import codes
 

@@ -108,9 +108,7 @@ class ObjectMaker:
                 place_on_body(made, source)
         return made
 
-    def _unnamed(
-        self, kind: Kind, source: Source, finding: Finding, picture: Image.Image, ids: Ids
-    ) -> Dataset | None:
+    def _unnamed(self, kind: Kind, source: Source, finding: Finding, picture: Image.Image, ids: Ids) -> Dataset | None:
         """An object without its patient. What needs highdicom is imported here: captures do not."""
         if kind == "sc":
             return secondary_capture(source, finding, captioned(picture, self.scale, finding), ids)

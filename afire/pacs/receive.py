@@ -18,13 +18,13 @@ import pydicom
 from pydicom.dataset import Dataset
 from pydicom.pixels import get_decoder, pixel_array
 from pydicom.uid import (
+    JPEG2000,
     UID,
     ComputedRadiographyImageStorage,
     DigitalXRayImageStorageForPresentation,
     ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
-    JPEG2000,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGExtended12Bit,

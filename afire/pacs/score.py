@@ -77,7 +77,7 @@ class Scorer:
             except UserError:
                 self._spool.fail_film(name, "its tags cannot be copied into a result")
             else:
-                self._spool.commit(name, objects)
+                self._spool.commit(name, {str(kind): data for kind, data in objects.items()})
             return Drawn({})
 
         jobs = [(number, str(self._spool.film(name))) for number, name in enumerate(names)]

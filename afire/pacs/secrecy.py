@@ -24,7 +24,9 @@ class Certificate:
         try:
             context.load_cert_chain(self.file, self.key, self.password)
         except (ssl.SSLError, OSError):
-            raise UserError(f"{self.file} and {self.key} are not a certificate and its key, or need a password.") from None
+            raise UserError(
+                f"{self.file} and {self.key} are not a certificate and its key, or need a password."
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Results go out: stored by DICOMweb (STOW-RS) or DIMSE (C-STORE), at least once, with a back-off of our own.
 
-An object is forgotten when its receiver has said that it is stored. Whoever is asked twice gets the same id twice, which
-is one object. What can pass (no connection, a full disk, a wrong password) is tried again, ever more rarely; what the
+An object is forgotten when its receiver has said that it is stored. What is sent twice has the same id twice, which is
+one object. What can pass (no connection, a full disk, a wrong password) is tried again, ever more rarely; what the
 receiver refuses goes to ``failed``.
 """
 
@@ -36,7 +36,8 @@ from afire.pacs.secrecy import Credentials
 from afire.pacs.spool import ResultName, Spool
 
 _CLASSES = (
-    SecondaryCaptureImageStorage, ComprehensiveSRStorage, SegmentationStorage, GrayscaleSoftcopyPresentationStateStorage,
+    SecondaryCaptureImageStorage, ComprehensiveSRStorage, SegmentationStorage,
+    GrayscaleSoftcopyPresentationStateStorage,
 )  # fmt: skip
 _TIMEOUT = 30.0
 _IDLE_SECONDS = 0.5

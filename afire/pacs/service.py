@@ -1,4 +1,4 @@
-"""The service: films in, results out, and how it is doing. Safe to kill at any moment; SIGTERM ends it in good order."""
+"""The service: films in, results out, and how it is doing. It may be killed at any moment; SIGTERM ends it in order."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ class Service:
 
     def start(self) -> None:
         """Score and send what an earlier service left, and listen."""
-        courier = Thread(target=Courier(self.spool, self._sender, self._journal).run, args=(self._stop,), name="courier")
+        courier = Thread(
+            target=Courier(self.spool, self._sender, self._journal).run, args=(self._stop,), name="courier"
+        )
         self._threads = [*self._scorer.start(self._stop), courier]
         courier.start()
         try:
@@ -97,7 +99,7 @@ class Service:
         self._journal.note("started")
 
     def stop(self, drain_seconds: float | None = None) -> None:
-        """Take no more films, go on with those that wait for a while, and end; what is left waits for the next start."""
+        """Take no more films, go on with those that wait for a while, and end; the rest waits for the next start."""
         seconds = self.settings.drain_seconds if drain_seconds is None else drain_seconds
         self._draining = True
         deadline = time.monotonic() + seconds

@@ -42,6 +42,7 @@ class Source:
 
     identity: Dataset
     image: Dataset
+    number: int  # of the film in its series, so that the results of a study's films can be told apart
 
     @property
     def study(self) -> str:
@@ -51,20 +52,14 @@ class Source:
     def instance(self) -> str:
         return str(self.image.SOPInstanceUID)
 
-    @property
-    def number(self) -> int:
-        """Of the film in its series, so that the results of a study's films can be told apart."""
-        number = self.image.get("InstanceNumber")
-        return max(1, int(number)) if number is not None and str(number).strip() else 1
-
 
 def read_source(film: Path) -> Source:
     """The header of a DICOM film; one without ids gets its own, which follow from its bytes."""
     with quiet_readers():
         tags = read_tags(film, [*_REQUIRED, *_OPTIONAL, *_IMAGE])
         try:
-            source = Source(_identity(tags), _image(tags, film))
-            return source if source.number else source
+            image = _image(tags, film)
+            return Source(_identity(tags), image, max(1, int(image.get("InstanceNumber", 1))))
         except Exception:  # pydicom parses a tag when it is looked at; its errors quote what is in it
             raise ImageError(f"{film} has tags that cannot be copied into a derived object.") from None
 

@@ -7,10 +7,10 @@
     failed/...                          films that cannot be read and results that are refused, with reason.json
     quarantine/FILM-PIXELS.dcm          another film under an id that we have seen with other pixels
 
-FILM and PIXELS are keyed hashes of the SOP Instance UID and of the pixels, RECIPE of the model and the kinds of objects:
-a name tells nobody whose film it is, and a second delivery has the name of the first. Every step is one rename or one
-unlink, made durable before the next; a start goes on from whatever it finds. What is half-written has a name that no
-start takes for a film.
+FILM and PIXELS are keyed hashes of the SOP Instance UID and of the pixels, RECIPE is one of the model and the kinds of
+objects: a name tells nobody whose film it is, and a second delivery has the name of the first. Every step is one rename
+or one unlink, made durable before the next; a start goes on from whatever it finds. What is half-written has a name
+that no start takes for a film.
 """
 
 from __future__ import annotations

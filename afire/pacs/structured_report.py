@@ -93,7 +93,9 @@ def structured_report(source: Source, finding: Finding, ids: Ids) -> Dataset:
         is_complete=True,
         is_final=False,
         is_verified=False,
-        coding_schemes=[CodingSchemeIdentificationItem(SCHEME, name="Results of afire", responsible_organization=MAKER)],
+        coding_schemes=[
+            CodingSchemeIdentificationItem(SCHEME, name="Results of afire", responsible_organization=MAKER)
+        ],
         **ids,
     )
 

@@ -64,7 +64,9 @@ def test_mistakes(tmp_path: Path, words: list[str], sentence: str) -> None:
     options = [word for pair in given.items() for word in pair]
     with pytest.raises(UserError, match=sentence):
         CliRunner().invoke(
-            app, ["serve", "--model", str(tmp_path), "--spool", str(tmp_path / "spool"), *options], catch_exceptions=False
+            app,
+            ["serve", "--model", str(tmp_path), "--spool", str(tmp_path / "spool"), *options],
+            catch_exceptions=False,
         )
     assert not (tmp_path / "spool").exists()
 

@@ -15,18 +15,18 @@ pytest.importorskip("pynetdicom")
 pytest.importorskip("highdicom")
 pytest.importorskip("dicomweb_client")
 
-from pydicom.dataset import Dataset  # noqa: E402
-from pynetdicom import AE, evt  # noqa: E402
-from pynetdicom.presentation import StoragePresentationContexts  # noqa: E402
+from pydicom.dataset import Dataset
+from pynetdicom import AE, evt
+from pynetdicom.presentation import StoragePresentationContexts
 
-from afire.detect.base import AnomalyDetector  # noqa: E402
-from afire.detect.run import detector_hash  # noqa: E402
-from afire.pacs import TALKATIVE  # noqa: E402
-from afire.pacs.addresses import parse_caller, parse_destination  # noqa: E402
-from afire.pacs.receive import ReceiveSettings  # noqa: E402
-from afire.pacs.secrecy import Credentials  # noqa: E402
-from afire.pacs.service import Service, ServiceSettings  # noqa: E402
-from tests.detect.conftest import detector, films, model, packed  # noqa: E402
+from afire.detect.base import AnomalyDetector
+from afire.detect.run import detector_hash
+from afire.pacs import TALKATIVE
+from afire.pacs.addresses import parse_caller, parse_destination
+from afire.pacs.receive import ReceiveSettings
+from afire.pacs.secrecy import Credentials
+from afire.pacs.service import Service, ServiceSettings
+from tests.detect.conftest import detector, films, model, packed
 
 __all__ = ["detector", "films", "model", "packed"]
 LOOPBACK = "127.0.0.1"
@@ -35,10 +35,10 @@ LOOPBACK = "127.0.0.1"
 @pytest.fixture(autouse=True)
 def _libraries_talk_again() -> Iterator[None]:
     """A service silences them for its whole process, which is that of other tests too."""
-    before = {name: logging.getLogger(name).propagate for name in TALKATIVE}
+    before = {name: logging.getLogger(name).level for name in TALKATIVE}
     yield
-    for name, propagate in before.items():
-        logging.getLogger(name).propagate = propagate
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
 
 
 class Pacs:
@@ -126,6 +126,7 @@ def start_service(model: Path, detector: AnomalyDetector, pacs: Pacs, tmp_path: 
 def store(port: int, *made: Dataset, caller: str = "SENDER", called: str = "AFIRE", **tls: Any) -> list[int]:
     """Send films in one association: the statuses, or -1 where no association or no context was accepted."""
     ae = AE(ae_title=caller)
+    ae.dimse_timeout = ae.acse_timeout = ae.network_timeout = 8  # a peer that was killed may leave us waiting
     for kind in {(one.SOPClassUID, one.file_meta.TransferSyntaxUID) for one in made}:
         ae.add_requested_context(*kind)
     association = ae.associate(LOOPBACK, port, ae_title=called, **tls)

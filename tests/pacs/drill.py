@@ -1,4 +1,4 @@
-"""A service in a process of its own that kills itself after a given step, and a sender that repeats what was not taken."""
+"""A service in its own process that kills itself after a given step, and a sender that repeats what was not taken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,7 +58,7 @@ def lives(spool: Path, send: str, model: Path, death: Death | None = None) -> It
 class FilmSender:
     """Sends films until each was acknowledged."""
 
-    def __init__(self, numbers: range) -> None:
+    def __init__(self, numbers: Sequence[int]) -> None:
         self.pending = list(numbers)
 
     def send(self, port: int | None, most: int) -> None:
@@ -69,6 +69,17 @@ class FilmSender:
         statuses = store(port, *(dataset(number) for number in batch))
         taken = {number for number, status in zip(batch, statuses, strict=True) if status == 0}
         self.pending = [number for number in self.pending if number not in taken]
+
+    def send_at_once(self, port: int, associations: int) -> None:
+        """All that are left, in so many associations side by side, until each was taken."""
+        while self.pending:
+            shares = [FilmSender(self.pending[first::associations]) for first in range(associations)]
+            threads = [threading.Thread(target=share.send, args=(port, len(self.pending))) for share in shares]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.pending = [number for share in shares for number in share.pending]
 
 
 def die_after_each_step(

@@ -1,4 +1,4 @@
-"""DICOM objects of a film: in its study, with the right content, read back by highdicom, without an error of dciodvfy."""
+"""DICOM objects of a film: in its study, with the right content, read back by highdicom; dciodvfy finds no error."""
 
 from __future__ import annotations
 
@@ -176,7 +176,13 @@ def test_where_nothing_stands_out_there_is_no_region(tmp_path: Path) -> None:
         {},
         {"PatientName": None, "PatientID": None, "AccessionNumber": None, "StudyInstanceUID": None, "StudyDate": None},
         {"PatientOrientation": ["L", "F"], "Laterality": "", "PatientSex": "unknown", "InstanceNumber": None},
-        {"PixelSpacing": [0.2, 0.2], "WindowCenter": 2000, "WindowWidth": 3000, "RescaleSlope": 1, "RescaleIntercept": 0},
+        {
+            "PixelSpacing": [0.2, 0.2],
+            "WindowCenter": 2000,
+            "WindowWidth": 3000,
+            "RescaleSlope": 1,
+            "RescaleIntercept": 0,
+        },
         {"SpecificCharacterSet": "ISO_IR 100", "PhotometricInterpretation": "MONOCHROME1"},
         {"Modality": "DX", "SOPClassUID": SecondaryCaptureImageStorage, "BodyPartExamined": None},
     ],

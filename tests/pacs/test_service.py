@@ -39,9 +39,7 @@ def expected(model: Path, numbers: range | list[int], kinds: tuple[str, ...] = (
 
 def left_behind(spool: Path) -> str:
     """Everything in the spool and its log, as one text."""
-    return "".join(
-        f"{path.name} {path.read_bytes().decode('latin-1')}" for path in spool.rglob("*") if path.is_file()
-    )
+    return "".join(f"{path.name} {path.read_bytes().decode('latin-1')}" for path in spool.rglob("*") if path.is_file())
 
 
 def is_idle(service: Service) -> bool:
@@ -115,7 +113,9 @@ def test_eight_associations_at_once(start_service: StartService, pacs: Pacs, mod
     ("words", "reason"),
     [({"called": "OTHER"}, "unknown called title"), ({"caller": "STRANGER"}, "unknown caller")],
 )
-def test_strangers_are_rejected(start_service: StartService, tmp_path: Path, words: dict[str, str], reason: str) -> None:
+def test_strangers_are_rejected(
+    start_service: StartService, tmp_path: Path, words: dict[str, str], reason: str
+) -> None:
     service = start_service()
     assert store(service.port, dataset(0), **words) == [-1]  # type: ignore[arg-type]
     assert store(service.port, dataset(0)) == [0]
@@ -157,7 +157,9 @@ def test_a_short_disk_is_said_and_nothing_is_kept(start_service: StartService, p
     assert health.alive and not health.ready and "--min-free" in health.reasons[0]
 
 
-def test_a_disk_that_fills_while_a_film_is_written(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_while_a_film_is_written(
+    start_service: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = start_service()
 
     def full(*_: object) -> None:
@@ -169,7 +171,9 @@ def test_a_disk_that_fills_while_a_film_is_written(start_service: StartService, 
     assert store(service.port, dataset(0)) == [0]
 
 
-def test_a_data_set_that_is_not_what_it_was_announced_as(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_that_is_not_what_it_was_announced_as(
+    start_service: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pynetdicom import AE
 
     service = start_service()
@@ -261,7 +265,9 @@ def test_a_film_out_of_domain_is_reported_without_a_score(start_service: StartSe
     assert service.look().events["out of domain"] == 1
 
 
-def test_ending_drains_and_leaves_the_rest_for_the_next_start(start_service: StartService, pacs: Pacs, model: Path) -> None:
+def test_ending_drains_and_leaves_the_rest_for_the_next_start(
+    start_service: StartService, pacs: Pacs, model: Path
+) -> None:
     service = start_service()
     assert store(service.port, *(dataset(number) for number in range(6))) == [0] * 6
     service.stop()

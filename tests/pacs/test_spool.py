@@ -1,4 +1,4 @@
-"""The spool at its weakest: cut off between any two steps, nothing is lost, nothing is done twice, nothing identifies."""
+"""The spool at its weakest: cut off between any two steps, it loses nothing, repeats nothing and keeps no name."""
 
 from __future__ import annotations
 
