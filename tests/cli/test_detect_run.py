@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from afire.cli import app
 from afire.errors import UserError
 from tests.detect.conftest import model  # noqa: F401 - fixture
-from tests.pacs.conftest import _libraries_talk_again  # noqa: F401 - fixture
 from tests.pacs.films import IDENTIFYING
 from tests.pacs.films import film as dicom_film
+from tests.pacs.libraries import libraries_talk_again  # noqa: F401 - fixture
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
 
 

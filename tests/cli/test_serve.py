@@ -16,9 +16,9 @@ pytest.importorskip("pynetdicom")
 
 from tests.commands import run, start
 from tests.detect.conftest import model  # noqa: F401 - fixture
-from tests.pacs.conftest import LOOPBACK, Pacs, pacs, store  # noqa: F401 - fixture
 from tests.pacs.films import dataset
 from tests.pacs.orthanc import free_port
+from tests.pacs.peers import LOOPBACK, Pacs, pacs, store  # noqa: F401 - fixture
 from tests.pacs.test_service import expected
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
 

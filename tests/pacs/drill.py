@@ -18,8 +18,8 @@ from afire.detect.run import detector_hash
 from afire.files import write_text
 from afire.pacs.service import Service
 from tests.commands import start_process
-from tests.pacs.conftest import settings_for, store, wait_for
 from tests.pacs.films import dataset
+from tests.pacs.peers import settings_for, store, wait_for
 
 STEPS = ("received", "scored", "cleared", "outgoing", "sent", "recorded", "done")
 Death = tuple[str, int]

@@ -14,7 +14,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.pacs.conftest import LOOPBACK, wait_for
+from tests.pacs.peers import LOOPBACK, wait_for
 
 PROGRAM = shutil.which("Orthanc") or shutil.which("orthanc")
 PLUGINS = [Path(folder) for folder in ("/usr/share/orthanc/plugins", "/usr/lib/orthanc/plugins")]

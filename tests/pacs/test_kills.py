@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.pacs.conftest import LOOPBACK, Pacs, wait_for
+pytest.importorskip("pynetdicom")
+
+
 from tests.pacs.drill import STEPS, FilmSender, die_after_each_step, lives
-from tests.pacs.films import IDENTIFYING
-from tests.pacs.test_service import expected, left_behind
+from tests.pacs.peers import LOOPBACK, Pacs, wait_for
+from tests.pacs.test_service import expected, identifying
 
 
 @pytest.mark.slow
@@ -23,5 +25,5 @@ def test_killed_after_each_step(pacs: Pacs, model: Path, tmp_path: Path) -> None
         wait_for(lambda: set(pacs.ids()) == expected(model, range(20)), 60)
         wait_for(lambda: not any(any((spool / state).iterdir()) for state in ("incoming", "scored", "outgoing")))
     assert len(pacs.kept) <= 40 + len(STEPS), "sent twice is only what was under way when it was killed"
-    assert not [word for word in IDENTIFYING if word in left_behind(spool)]
+    assert identifying(spool) == []
     assert not any((spool / "failed").iterdir()) and not any((spool / "quarantine").iterdir())

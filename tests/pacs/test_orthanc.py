@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pydicom
 import pytest
+
+pytest.importorskip("pynetdicom")
+
 from pydicom.uid import ComprehensiveSRStorage, SecondaryCaptureImageStorage
 
-from tests.pacs.conftest import LOOPBACK, StartService, store, wait_for
 from tests.pacs.drill import FilmSender, die_after_each_step, lives
-from tests.pacs.films import IDENTIFYING, STUDY, dataset, encoded, film, instance, pixels
+from tests.pacs.films import STUDY, dataset, encoded, film, instance, pixels
 from tests.pacs.orthanc import PROGRAM, Orthanc, free_port, web_plugin
-from tests.pacs.test_service import expected, left_behind
+from tests.pacs.peers import LOOPBACK, StartService, store, wait_for
+from tests.pacs.test_service import expected, identifying
 
 pytestmark = [
     pytest.mark.slow,
@@ -56,7 +59,7 @@ def test_nothing_is_lost_and_nothing_doubled(orthanc: Orthanc, model: Path, tmp_
         wait_for(lambda: orthanc.ids() == expected(model, range(FILMS)), 60)
         wait_for(lambda: not any(any((spool / state).iterdir()) for state in ("incoming", "scored", "outgoing")))
     assert len(orthanc.get("/instances")) == 2 * FILMS, "each once"
-    assert not [word for word in IDENTIFYING if word in left_behind(spool)]
+    assert identifying(spool) == []
     assert not any((spool / "failed").iterdir())
 
 

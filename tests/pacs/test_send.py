@@ -17,8 +17,8 @@ from afire.pacs.journal import Journal
 from afire.pacs.secrecy import Credentials
 from afire.pacs.send import Answer, Courier, DimseSender, Outcome, WebSender, _answer_to, open_sender
 from afire.pacs.spool import FilmName, Spool
-from tests.pacs.conftest import LOOPBACK, Pacs, wait_for
 from tests.pacs.films import film
+from tests.pacs.peers import LOOPBACK, Pacs, wait_for
 
 
 class Web:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+pytest.importorskip("pynetdicom")
+
 from pydicom.dataset import Dataset
 from pydicom.uid import (
     ComprehensiveSRStorage,
@@ -28,8 +31,8 @@ from afire.errors import UserError
 from afire.pacs.findings import result_uid
 from afire.pacs.secrecy import Certificate, Credentials, server_context
 from afire.pacs.service import Service
-from tests.pacs.conftest import LOOPBACK, Pacs, StartService, store, wait_for
 from tests.pacs.films import IDENTIFYING, STUDY, dataset, instance, pixels
+from tests.pacs.peers import LOOPBACK, Pacs, StartService, store, wait_for
 from tests.pacs.test_objects import texts
 
 
@@ -37,9 +40,10 @@ def expected(model: Path, numbers: range | list[int], kinds: tuple[str, ...] = (
     return {str(result_uid(instance(number), detector_hash(model), kind)) for number in numbers for kind in kinds}
 
 
-def left_behind(spool: Path) -> str:
-    """Everything in the spool and its log, as one text."""
-    return "".join(f"{path.name} {path.read_bytes().decode('latin-1')}" for path in spool.rglob("*") if path.is_file())
+def identifying(spool: Path, *more: str) -> list[str]:
+    """What tells in the spool, its log included, whose films there were."""
+    everything = b"".join(path.name.encode() + path.read_bytes() for path in spool.rglob("*") if path.is_file())
+    return [word for word in (*IDENTIFYING, *more) if word.encode() in everything]
 
 
 def is_idle(service: Service) -> bool:
@@ -56,8 +60,7 @@ def test_a_film_comes_back_as_capture_and_report(
     assert {made.SOPClassUID for made in pacs.kept} == {SecondaryCaptureImageStorage, ComprehensiveSRStorage}
     assert all(made.StudyInstanceUID == STUDY for made in pacs.kept)
     service.stop()
-    kept = left_behind(tmp_path / "spool")
-    assert not [word for word in (*IDENTIFYING, instance(0)) if word in kept], "after delivery nothing identifies"
+    assert identifying(tmp_path / "spool", instance(0)) == [], "after delivery"
     events = [json.loads(line)["event"] for line in (tmp_path / "spool/audit.jsonl").read_text().splitlines()]
     assert events.count("sent") == 2 and events[0] == "started" and events[-1] == "stopped"
 
@@ -201,6 +204,7 @@ def test_results_wait_for_a_pacs_that_is_away(start_service: StartService, pacs:
     service = start_service()
     assert store(service.port, dataset(0), dataset(1)) == [0, 0]
     wait_for(lambda: service.spool.counts()["outgoing"] == 2 and service.look().events.get("not sent", 0) > 1)
+    assert set(identifying(service.settings.spool)) == {*IDENTIFYING}, "until they are delivered"
     pacs.start()
     wait_for(lambda: is_idle(service))
     assert set(pacs.ids()) == expected(model, [0, 1]) and len(pacs.kept) == 4
