@@ -6,21 +6,21 @@ Warning, scale and its meaning are burnt in. Of a film out of domain it shows th
 from __future__ import annotations
 
 import textwrap
-from datetime import datetime
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+from pydicom.dataset import Dataset
+from pydicom.uid import SecondaryCaptureImageStorage
 
 from afire._version import __version__
 from afire.detect.base import HeatScale
-from afire.pacs.findings import MAKER, MAKER_MODEL, Finding, Ids
-from afire.pacs.source import Source
+from afire.pacs.findings import Finding
+from afire.pacs.source import MAKER, MAKER_MODEL, Ids, Source, new_object, reference_to
 from afire.report.detect_pictures import WARNING, heat_legend
 
-_SIDE = 768  # longest side of the picture, at least
+_SIDE = 512  # longest side of the picture, at least
 _NARROWEST = 420  # of the page: the warning must be legible
 _MOST_TEXT = 1024  # of a DICOM short text, in which the derivation is told
 
@@ -29,32 +29,18 @@ Bytes = NDArray[np.uint8]
 
 def secondary_capture(source: Source, finding: Finding, page: Bytes, ids: Ids) -> Dataset:
     """``page`` (H, W, 3) as a derived image; the patient is not in it yet."""
-    capture = Dataset()
-    capture.SeriesInstanceUID, capture.SOPInstanceUID = ids["series_instance_uid"], ids["sop_instance_uid"]
-    capture.SeriesNumber, capture.InstanceNumber = ids["series_number"], ids["instance_number"]
-    capture.SeriesDescription = ids["series_description"]
-    capture.SOPClassUID = SecondaryCaptureImageStorage
-    capture.Modality = "OT"
+    capture = new_object(SecondaryCaptureImageStorage, "OT", ids)
     capture.ConversionType = "WSD"
     capture.ImageType = ["DERIVED", "SECONDARY"]
     capture.DerivationDescription = finding.derivation[:_MOST_TEXT]
     capture.BurnedInAnnotation = "YES"
-    capture.Manufacturer = capture.SecondaryCaptureDeviceManufacturer = MAKER
-    capture.ManufacturerModelName = capture.SecondaryCaptureDeviceManufacturerModelName = MAKER_MODEL
-    capture.SoftwareVersions = capture.SecondaryCaptureDeviceSoftwareVersions = __version__
-    now = datetime.now()
-    capture.ContentDate = capture.DateOfSecondaryCapture = now.strftime("%Y%m%d")
-    capture.ContentTime = capture.TimeOfSecondaryCapture = now.strftime("%H%M%S")
-    capture.SourceImageSequence = [_reference(source)]
+    capture.SecondaryCaptureDeviceManufacturer = MAKER
+    capture.SecondaryCaptureDeviceManufacturerModelName = MAKER_MODEL
+    capture.SecondaryCaptureDeviceSoftwareVersions = __version__
+    capture.DateOfSecondaryCapture, capture.TimeOfSecondaryCapture = capture.ContentDate, capture.ContentTime
+    capture.SourceImageSequence = [reference_to(source)]
     _put_pixels(capture, page)
     return capture
-
-
-def _reference(source: Source) -> Dataset:
-    reference = Dataset()
-    reference.ReferencedSOPClassUID = source.image.SOPClassUID
-    reference.ReferencedSOPInstanceUID = source.image.SOPInstanceUID
-    return reference
 
 
 def _put_pixels(capture: Dataset, page: Bytes) -> None:
@@ -65,10 +51,6 @@ def _put_pixels(capture: Dataset, page: Bytes) -> None:
     pixels = np.ascontiguousarray(page).tobytes()
     capture.PixelData = pixels + b"\0" * (len(pixels) % 2)
     capture["PixelData"].VR = "OB"
-    capture.file_meta = FileMetaDataset()
-    capture.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    capture.file_meta.MediaStorageSOPClassUID = capture.SOPClassUID
-    capture.file_meta.MediaStorageSOPInstanceUID = capture.SOPInstanceUID
 
 
 def captioned(picture: Image.Image, scale: HeatScale, finding: Finding) -> Bytes:
@@ -76,11 +58,17 @@ def captioned(picture: Image.Image, scale: HeatScale, finding: Finding) -> Bytes
     factor = max(1, -(-_SIDE // max(picture.size)))
     picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
     width = max(_NARROWEST, picture.width)
-    caption = heat_legend(scale, width) if finding.judgement is not None else _refusal(finding.reason, width)
+    caption = _legend(scale, width) if finding.judgement is not None else _refusal(finding.reason, width)
     page = Image.new("RGB", (width, picture.height + caption.height))
     page.paste(picture, ((page.width - picture.width) // 2, 0))
     page.paste(caption, (0, picture.height))
     return np.asarray(page)
+
+
+@lru_cache(maxsize=16)
+def _legend(scale: HeatScale, width: int) -> Image.Image:
+    """One of each width for all films of a detector."""
+    return heat_legend(scale, width)
 
 
 def _refusal(reason: str, width: int) -> Image.Image:

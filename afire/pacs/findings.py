@@ -9,28 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from pydicom.uid import UID, generate_uid
 from scipy.ndimage import label
-from typing_extensions import TypedDict
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER
 from afire.detect.findings import SCORED, FilmResult, Judgement, Rule
 
-MAKER, MAKER_MODEL = "afire", "afire detect"
-"""Manufacturer and model of everything we make, by which the service knows its own results."""
-
 Mask = NDArray[np.bool_]
-
-
-class Ids(TypedDict):
-    """Series and instance of an object, under the names that highdicom gives them."""
-
-    series_instance_uid: UID
-    series_number: int
-    series_description: str
-    sop_instance_uid: UID
-    instance_number: int
 
 
 @dataclass(frozen=True)
@@ -94,14 +79,3 @@ class Finding:
     def derivation(self) -> str:
         """How an object came about, for its header."""
         return f"afire {__version__}, model {self.model_hash[:12]}: {self.words}. {DISCLAIMER}"
-
-
-def result_uid(instance: str, model_hash: str, kind: str) -> UID:
-    """The id of a result: the same film, model and kind give the same, so that a second delivery is not a second
-    result."""
-    return generate_uid(entropy_srcs=["afire result", instance, model_hash, kind])
-
-
-def series_uid(study: str, model_hash: str, kind: str) -> UID:
-    """The series of a model's results of one kind in a study."""
-    return generate_uid(entropy_srcs=["afire series", study, model_hash, kind])

@@ -26,8 +26,8 @@ from afire.errors import ImageError, UserError
 from afire.files import write_atomic
 from afire.pacs import require_packages, silence_libraries
 from afire.pacs.capture import captioned, secondary_capture
-from afire.pacs.findings import Finding, Ids, Region, result_uid, series_uid
-from afire.pacs.source import Source, name_patient, place_on_body, read_source
+from afire.pacs.findings import Finding, Region
+from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid
 from afire.report.detect_pictures import heat_levels, laid_over
 
 Kind = Literal["sc", "sr", "seg", "gsps"]

@@ -42,8 +42,8 @@ from afire.data.decode import MAX_PIXELS, MODALITIES
 from afire.data.film import quiet_readers
 from afire.errors import UserError
 from afire.pacs.addresses import Caller, plain_address
-from afire.pacs.findings import MAKER, MAKER_MODEL
 from afire.pacs.journal import Journal, Keyed
+from afire.pacs.source import MAKER, MAKER_MODEL
 from afire.pacs.spool import FilmName, Spool
 
 STORED, OUT_OF_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000

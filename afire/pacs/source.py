@@ -1,4 +1,4 @@
-"""The header of a film, as the objects that are derived from it need it.
+"""The header of a film, as the objects that are derived from it need it, and what they all have in common.
 
 Who the patient is goes from the film into these objects and nowhere else. The libraries that build them get ids and
 sizes only: some of them log what they find odd about a name.
@@ -7,11 +7,14 @@ sizes only: some of them log what they find odd about a name.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
-from pydicom.dataset import Dataset
-from pydicom.uid import UID, ComputedRadiographyImageStorage, generate_uid
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import UID, ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
+from typing_extensions import TypedDict
 
+from afire._version import __version__
 from afire.data.dicom import read_tags
 from afire.data.film import quiet_readers
 from afire.errors import ImageError
@@ -34,6 +37,20 @@ _IMAGE = (
 )  # fmt: skip
 _SEXES = ("M", "F", "O")
 _UNPAIRED = ("CHEST", "THORAX", "ABDOMEN", "SPINE", "CSPINE", "TSPINE", "LSPINE", "PELVIS", "SKULL", "HEAD", "NECK")
+
+
+MAKER, MAKER_MODEL = "afire", "afire detect"
+"""Manufacturer and model of everything we make, by which the service knows its own results."""
+
+
+class Ids(TypedDict):
+    """Series and instance of an object, under the names that highdicom gives them."""
+
+    series_instance_uid: UID
+    series_number: int
+    series_description: str
+    sop_instance_uid: UID
+    instance_number: int
 
 
 @dataclass(frozen=True)
@@ -119,3 +136,39 @@ def place_on_body(made: Dataset, source: Source) -> None:
         made.BodyPartExamined = part
     if part not in _UNPAIRED and "SegmentSequence" not in made:  # a segmentation has the side of its frames instead
         made.Laterality = source.image.get("Laterality") or source.image.get("ImageLaterality") or ""
+
+
+def new_object(sop_class: UID, modality: str, ids: Ids) -> Dataset:
+    """An object of ours, made now, with nothing in it yet."""
+    made = Dataset()
+    made.SOPClassUID, made.SOPInstanceUID = sop_class, ids["sop_instance_uid"]
+    made.Modality, made.SeriesInstanceUID = modality, ids["series_instance_uid"]
+    made.SeriesNumber, made.InstanceNumber = ids["series_number"], ids["instance_number"]
+    made.SeriesDescription = ids["series_description"]
+    made.Manufacturer, made.ManufacturerModelName, made.SoftwareVersions = MAKER, MAKER_MODEL, __version__
+    now = datetime.now()
+    made.ContentDate, made.ContentTime = now.strftime("%Y%m%d"), now.strftime("%H%M%S")
+    made.file_meta = FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    made.file_meta.MediaStorageSOPClassUID = sop_class
+    made.file_meta.MediaStorageSOPInstanceUID = ids["sop_instance_uid"]
+    return made
+
+
+def reference_to(source: Source) -> Dataset:
+    """The film, as an item of a sequence that refers to it."""
+    reference = Dataset()
+    reference.ReferencedSOPClassUID = source.image.SOPClassUID
+    reference.ReferencedSOPInstanceUID = source.image.SOPInstanceUID
+    return reference
+
+
+def result_uid(instance: str, model_hash: str, kind: str) -> UID:
+    """The id of a result: the same film, model and kind give the same, so that a second delivery is not a second
+    result."""
+    return generate_uid(entropy_srcs=["afire result", instance, model_hash, kind])
+
+
+def series_uid(study: str, model_hash: str, kind: str) -> UID:
+    """The series of a model's results of one kind in a study."""
+    return generate_uid(entropy_srcs=["afire series", study, model_hash, kind])

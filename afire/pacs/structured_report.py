@@ -14,7 +14,6 @@ from highdicom.coding_schemes import CodingSchemeIdentificationItem
 from highdicom.sr import (
     AlgorithmIdentification,
     CodedConcept,
-    ComprehensiveSR,
     DeviceObserverIdentifyingAttributes,
     ImageRegion,
     Measurement,
@@ -31,12 +30,12 @@ from highdicom.sr import (
 )
 from pydicom.dataset import Dataset
 from pydicom.sr.codedict import codes
-from pydicom.uid import generate_uid
+from pydicom.uid import ComprehensiveSRStorage, generate_uid
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER
-from afire.pacs.findings import MAKER, MAKER_MODEL, Finding, Ids
-from afire.pacs.source import Source, nobody
+from afire.pacs.findings import Finding
+from afire.pacs.source import MAKER, MAKER_MODEL, Ids, Source, new_object, reference_to
 
 SCHEME = "99AFIRE"
 
@@ -61,8 +60,32 @@ _ONE, _PERCENT = CodedConcept("1", "UCUM", "no units"), CodedConcept("%", "UCUM"
 
 
 def structured_report(source: Source, finding: Finding, ids: Ids) -> Dataset:
-    """The report of a film. ``ids`` name series and instance; the patient is not in it yet."""
-    image = nobody(source)
+    """The report of a film; the patient is not in it yet.
+
+    highdicom makes the tree. The document around it is made here: highdicom's own copies and searches the tree several
+    times, for what is one film and known, and takes longer than everything else about a film.
+    """
+    report = new_object(ComprehensiveSRStorage, "SR", ids)
+    report.DeviceSerialNumber = finding.model_hash[:12]
+    report.CompletionFlag, report.VerificationFlag, report.PreliminaryFlag = "COMPLETE", "UNVERIFIED", "PRELIMINARY"
+    report.CodingSchemeIdentificationSequence = [
+        CodingSchemeIdentificationItem(SCHEME, name="Results of afire", responsible_organization=MAKER)
+    ]
+    report.PerformedProcedureCodeSequence, report.ReferencedPerformedProcedureStepSequence = [], []
+    report.CurrentRequestedProcedureEvidenceSequence = [_evidence(source)]
+    report.update(_content(source, finding)[0])
+    return report
+
+
+def _evidence(source: Source) -> Dataset:
+    """The film as the one thing that the report is about."""
+    series, study = Dataset(), Dataset()
+    series.SeriesInstanceUID, series.ReferencedSOPSequence = source.image.SeriesInstanceUID, [reference_to(source)]
+    study.StudyInstanceUID, study.ReferencedSeriesSequence = source.image.StudyInstanceUID, [series]
+    return study
+
+
+def _content(source: Source, finding: Finding) -> MeasurementReport:
     groups = [_film_group(source, finding)]
     if finding.region is not None:
         groups.append(_region_group(source, finding))
@@ -73,30 +96,12 @@ def structured_report(source: Source, finding: Finding, ids: Ids) -> Dataset:
         model_name=MAKER_MODEL,
         serial_number=finding.model_hash[:12],
     )
-    content = MeasurementReport(
-        observation_context=ObservationContext(
-            observer_device_context=ObserverContext(
-                observer_type=codes.DCM.Device, observer_identifying_attributes=device
-            )
-        ),
+    observer = ObserverContext(observer_type=codes.DCM.Device, observer_identifying_attributes=device)
+    return MeasurementReport(
+        observation_context=ObservationContext(observer_device_context=observer),
         procedure_reported=_PROCEDURE,
         imaging_measurements=groups,
         title=codes.DCM.ImagingMeasurementReport,
-    )
-    return ComprehensiveSR(
-        evidence=[image],
-        content=content,
-        manufacturer=MAKER,
-        manufacturer_model_name=MAKER_MODEL,
-        software_versions=__version__,
-        device_serial_number=finding.model_hash[:12],
-        is_complete=True,
-        is_final=False,
-        is_verified=False,
-        coding_schemes=[
-            CodingSchemeIdentificationItem(SCHEME, name="Results of afire", responsible_organization=MAKER)
-        ],
-        **ids,
     )
 
 

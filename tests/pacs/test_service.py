@@ -28,9 +28,9 @@ from pydicom.uid import (
 from afire.detect.base import AnomalyDetector
 from afire.detect.run import detector_hash
 from afire.errors import UserError
-from afire.pacs.findings import result_uid
 from afire.pacs.secrecy import Certificate, Credentials, server_context
 from afire.pacs.service import Service
+from afire.pacs.source import result_uid
 from tests.pacs.films import IDENTIFYING, STUDY, dataset, instance, pixels
 from tests.pacs.peers import LOOPBACK, Pacs, StartService, store, wait_for
 from tests.pacs.test_objects import texts
