@@ -27,6 +27,7 @@ from afire.pacs.send import Courier, open_sender
 from afire.pacs.spool import Observe, Spool
 
 _RECIPE_DIGITS = 12
+_COURIERS = 2  # one waits for the receiver while the other reads or tidies up
 _POLL_SECONDS = 0.1
 _SECONDS_TO_HANG_UP = 5.0  # for callers that are connected when the service is told to end
 
@@ -68,7 +69,9 @@ class Service:
             self._journal.note("retrying", reason=f"{self.spool.retry_failed()} that had failed")
         maker = ObjectMaker.of(detector, rule_of(detector), model_hash, settings.kinds)
         self._scorer = Scorer(detector, maker, self.spool, self._journal, settings.batch, settings.workers)
-        self._sender = open_sender(settings.destination, settings.receive.title, settings.credentials)
+        self._senders = [
+            open_sender(settings.destination, settings.receive.title, settings.credentials) for _ in range(_COURIERS)
+        ]
         self._receiver = Receiver(settings.receive, self.spool, keyed, self._journal)
         self._threads: list[Thread] = []
         self._stop, self._draining = Event(), False
@@ -83,11 +86,11 @@ class Service:
 
     def start(self) -> None:
         """Score and send what an earlier service left, and listen."""
-        courier = Thread(
-            target=Courier(self.spool, self._sender, self._journal).run, args=(self._stop,), name="courier"
-        )
-        self._threads = [*self._scorer.start(self._stop), courier]
-        courier.start()
+        couriers = [Courier(self.spool, sender, self._journal) for sender in self._senders]
+        sending = [Thread(target=courier.run, args=(self._stop,), name="courier") for courier in couriers]
+        self._threads = [*self._scorer.start(self._stop), *sending]
+        for thread in sending:
+            thread.start()
         try:
             if self.settings.health is not None:
                 self._health = HealthServer(*self.settings.health, self.look)

@@ -9,8 +9,9 @@
 
 FILM and PIXELS are keyed hashes of the SOP Instance UID and of the pixels, RECIPE is one of the model and the kinds of
 objects: a name tells nobody whose film it is, and a second delivery has the name of the first. Every step is one rename
-or one unlink, made durable before the next; a start goes on from whatever it finds. What is half-written has a name
-that no start takes for a film.
+or one unlink, and a start goes on from whatever it finds. What is half-written has a name that no start takes for a
+film. A film is synced to the disk before it is acknowledged, and its results before it is removed. Later steps are not:
+a power cut may undo them, and doing them again changes nothing.
 """
 
 from __future__ import annotations
@@ -163,13 +164,12 @@ class Spool:
     def _clear_film(self, result: ResultName) -> None:
         """The film goes before its results move on: in outgoing there is nothing left of it."""
         self._film(result.name).unlink(missing_ok=True)
-        _sync_folder(self.root / INCOMING)
         self._observe("cleared", result.name.film)
         source, target = (self.root / state / str(result) for state in (SCORED, OUTGOING))
         if target.exists():  # results that had failed were put back to be sent while the film came again
             _remove(source)
         else:
-            _move(source, target)
+            source.rename(target)
         self._observe("outgoing", result.name.film)
         with self._changed:
             self._to_send.append(result)
@@ -205,7 +205,6 @@ class Spool:
         """The receiver has an object. With the last one, nothing is left but the record that it was delivered."""
         folder = self.root / OUTGOING / str(result)
         (folder / f"{kind}{_SUFFIX}").unlink(missing_ok=True)
-        _sync_folder(folder)
         self._observe("sent", result.name.film, kind=kind)
         if not self.objects(result):
             self._finish(result)
@@ -310,8 +309,6 @@ class Spool:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         recipes = {**self._record(result.name.film).get("recipes", {}), result.recipe: date.today().isoformat()}
         write_json(path, {"pixels": result.name.pixels, "recipes": recipes})
-        _sync_folder(path.parent)
-        _sync_folder(path.parent.parent)
 
 
 def _film_name(text: str) -> FilmName:
@@ -340,6 +337,7 @@ def _write_durably(path: Path, data: bytes) -> None:
 
 
 def _move(source: Path, target: Path) -> None:
+    """Rename so that a power cut does not undo it."""
     source.rename(target)
     for folder in {source.parent, target.parent}:
         _sync_folder(folder)
@@ -350,7 +348,7 @@ def _remove(folder: Path) -> None:
     if folder.exists():
         gone = folder.with_name(f"{_UNFINISHED}{folder.name}")
         shutil.rmtree(gone, ignore_errors=True)
-        _move(folder, gone)
+        folder.rename(gone)
         shutil.rmtree(gone)
 
 
