@@ -66,7 +66,7 @@ def serve(
     from afire.pacs import require_packages
 
     require_packages("afire serve")
-    from afire.detect.base import load_detector
+    from afire.detect.base import detector_folder, load_detector
     from afire.detect.run import detector_hash
     from afire.pacs import addresses, secrecy, service
     from afire.pacs.objects import parse_kinds
@@ -101,5 +101,6 @@ def serve(
         drain_seconds=drain,
         retry_failed=retry_failed,
     )
-    detector = load_detector(model).to(pick_device(device))
-    raise typer.Exit(service.serve(settings, detector, detector_hash(model)))
+    folder = detector_folder(model)
+    detector = load_detector(folder).to(pick_device(device))
+    raise typer.Exit(service.serve(settings, detector, detector_hash(folder)))
