@@ -125,7 +125,7 @@ def one_run(detector: MapDetector, folder: Path, pictures: bool) -> None:
 
 
 def make_painter(detector: MapDetector, out: Path) -> Painter:
-    return Painter(out, detector.scale, detector.config.image.fit, "0" * 64)
+    return Painter(out, detector.scale, detector.config.image.fit)
 
 
 def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, float]:

@@ -83,7 +83,7 @@ def torch_of(images: np.ndarray[Any, Any]) -> Any:
 
 def draw_pictures(out: Path, detector: MapDetector, drawn: int, films: int) -> None:
     """Pictures of phantoms with a warm place each, and links to them for all further films."""
-    painter = Painter(out, detector.scale, "squash", "0" * 64)
+    painter = Painter(out, detector.scale, "squash")
     rng = np.random.default_rng(0)
     for number in range(drawn):
         shown = (draw_film(1, number, SIDE).image * 255).astype(np.uint8)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ _context.set_forkserver_preload(
             "afire.detect.fit",
             "afire.detect.run",
             "afire.report.task_figures",
+            "afire.pacs.service",
         ),
         *("torch._dynamo", "torch.utils.tensorboard", "accelerate", "sklearn.linear_model", "matplotlib.pyplot"),
     ]
@@ -151,6 +153,13 @@ def fork_processes(count: int, work: Callable[..., object], *arguments: object) 
     from torch.multiprocessing import start_processes
 
     start_processes(work, args=arguments, nprocs=count, start_method="forkserver")
+
+
+def start_process(work: Callable[..., object], *arguments: object) -> BaseProcess:
+    """``work(*arguments)`` in a process of its own, to be killed by whoever started it."""
+    process = _context.Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
 def _checked(command: Command, expect: int) -> Ended:

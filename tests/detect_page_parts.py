@@ -41,7 +41,7 @@ REGIONS = ("right upper zone", "left lower zone")
 def make_results(detector: AnomalyDetector, out: Path) -> list[FilmResult]:
     """Films on either side of the threshold with every hostile name, one out of domain, one unreadable."""
     rng = np.random.default_rng(0)
-    painter = Painter(out, detector.scale, "squash", "ab")
+    painter = Painter(out, detector.scale, "squash")
     found = []
     for number, name in enumerate(HOSTILE):
         score = detector.threshold + (2 - number) * 0.5
@@ -97,7 +97,7 @@ def write_few(out: Path, detector: AnomalyDetector) -> Path:
     film = ReadFilm(0, HOSTILE[0], out, square, halves, FilmInfo(width=64, height=96, bits=8, kind="png"))
     heat = np.zeros((4, 4), np.float32)
     heat[1, 2] = detector.scale.high
-    Painter(out, detector.scale, "squash", "ab")(Drawing(film, results[0], heat, square[:, ::-1]))
+    Painter(out, detector.scale, "squash")(Drawing(film, results[0], heat, square[:, ::-1]))
     return write_detect_page(out, results, rule_of(detector), with_atlas(detector), MODEL)
 
 

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "afire"
-ROOMS = ["data", "lesions", "nn", "methods", "training", "weights", "tasks", "detect", "export", "studies", "report"]
+ROOMS = [
+    *("data", "lesions", "nn", "methods", "training", "weights", "tasks"),
+    *("detect", "export", "studies", "report", "pacs"),
+]
 # Everybody may use these; they use no room.
 COMMON = ["config", "errors", "files", "processes", "progress", "_version"]
 FACADES = ["api", "cli", "__main__", "__init__"]  # these may use everything

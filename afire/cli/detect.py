@@ -217,9 +217,10 @@ def run(
         float | None, typer.Option(help="Your own share of normal films that may be flagged, such as 0.01.")
     ] = None,
     pictures: Annotated[bool, typer.Option("--pictures/--no-pictures", help="Draw every film.")] = True,
-    dicom: Annotated[
-        bool, typer.Option("--dicom", help="Also write overlays as DICOM, in the study of a DICOM film.")
-    ] = False,
+    dicom_out: Annotated[
+        str, typer.Option("--dicom-out", help="Also write DICOM objects for each DICOM film, of sc, sr, seg, gsps.")
+    ] = "",
+    dicom: Annotated[bool, typer.Option("--dicom", help="The old name of --dicom-out sc.", hidden=True)] = False,
     recursive: Annotated[bool, typer.Option(help="Look into subfolders.")] = True,
     batch: Annotated[int, typer.Option(help="Films that the networks look at together.", min=1)] = 32,
     workers: Annotated[
@@ -243,26 +244,31 @@ def run(
     from afire.detect.findings import header_of, rule_of, write_results
     from afire.detect.run import RunTask, detector_hash, run_detector
     from afire.errors import UserError
+    from afire.pacs.objects import draw_with_objects
     from afire.report.detect_page import write_detect_page
     from afire.report.detect_pictures import LEGEND, Painter, heat_legend
     from afire.weights import pick_device
 
     if resume and force:
         raise UserError("--resume goes on with the results in --out and --force replaces them; give one of them.")
-    if dicom and not pictures:
-        raise UserError("--dicom writes pictures; leave out --no-pictures.")
+    if dicom:
+        console(stderr=True).print(
+            "--dicom is now --dicom-out sc, which also writes sr, seg and gsps.", highlight=False
+        )
+        dicom_out = dicom_out or "sc"
     folder = detector_folder(model)
     detector = load_detector(folder).to(pick_device(device))
     rule = rule_of(detector, threshold, false_alarms)
     about = {"name": model.resolve().name, "hash": detector_hash(folder)}
-    painter = Painter(out, detector.scale, detector.config.image.fit, about["hash"], dicom) if pictures else None
+    painter = Painter(out, detector.scale, detector.config.image.fit) if pictures else None
     task = RunTask(
         detector=detector,
         model_hash=about["hash"],
         source=source,
         out=out,
-        draw=painter,
-        picture_settings=f"pictures {pictures}, dicom {dicom}",
+        draw=draw_with_objects(painter, dicom_out, out, detector, rule, about["hash"]),
+        restore=pictures,
+        picture_settings=f"pictures {pictures}, dicom {dicom_out or False}",
         batch=batch,
         workers=workers,
         recursive=recursive,

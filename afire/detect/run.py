@@ -107,6 +107,7 @@ class RunTask:
     source: Path
     out: Path
     draw: Draw | None = None
+    restore: bool = True  # whether ``draw`` is given the restored film, which takes a pass more
     picture_settings: str = ""  # those of ``draw``: a resumed run must draw alike
     batch: int = BATCH
     workers: int | None = None
@@ -187,17 +188,17 @@ def _header(task: RunTask, root: Path) -> dict[str, Any]:
 
 def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> list[FilmResult]:
     workers = task.workers or usable_cores()
-    on_cpu = task.detector.device.type == "cpu"
-    side = min(workers, _MOST_SIDE_BY_SIDE) if on_cpu else 1
+    side = side_by_side(task.detector, workers)
     batches = list(_batches(jobs, task.batch, workers))
     looking = BoundedSemaphore(side)
     results: list[FilmResult] = []
     with (
-        _share_of_cores(min(side, len(batches))),
+        share_of_cores(min(side, len(batches))),
         _threads(workers) as threads,
         progress("detecting", len(jobs), "films") as bar,
     ):
-        calls = (partial(_whole_batch, task, root, batch, looking) for batch in batches)
+        score = partial(score_batch, task.detector, root, draw=task.draw, looking=looking, restore=task.restore)
+        calls = (partial(score, batch) for batch in batches)
         for done in _ahead(threads, calls, 2 * workers + 1):
             journal.writelines(to_line(result) for result in done)
             journal.flush()
@@ -215,8 +216,13 @@ def _batches(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[
         start += size
 
 
+def side_by_side(detector: AnomalyDetector, workers: int) -> int:
+    """How many batches the networks may look at at once."""
+    return min(workers, _MOST_SIDE_BY_SIDE) if detector.device.type == "cpu" else 1
+
+
 @contextmanager
-def _share_of_cores(side: int) -> Iterator[None]:
+def share_of_cores(side: int) -> Iterator[None]:
     """For so many batches side by side: threads that start within use a share of torch's threads each."""
     before = torch.get_num_threads()
     if side > 1:
@@ -227,16 +233,24 @@ def _share_of_cores(side: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _whole_batch(task: RunTask, root: Path, jobs: Sequence[Job], looking: BoundedSemaphore) -> list[FilmResult]:
-    """Read, look, draw: the results of a batch, in its order."""
-    image, shows = task.detector.config.image, task.draw is not None
+def score_batch(
+    detector: AnomalyDetector,
+    root: Path,
+    jobs: Sequence[Job],
+    *,
+    draw: Draw | None,
+    looking: BoundedSemaphore,
+    restore: bool = True,
+) -> list[FilmResult]:
+    """Read, look, draw: the results of a batch, in its order. ``looking`` says how many batches may be looked at."""
+    image, shows = detector.config.image, draw is not None
     read = [_read(root, number, name, image, shows) for number, name in jobs]
     films = [film for film in read if isinstance(film, ReadFilm)]
     results = {result.number: result for result in read if isinstance(result, FilmResult)}
-    for drawing in _drawings(task.detector, films, shows, looking) if films else ():
+    for drawing in _drawings(detector, films, shows and restore, looking) if films else ():
         result = drawing.result
-        if task.draw is not None:
-            drawn = task.draw(drawing)
+        if draw is not None:
+            drawn = draw(drawing)
             result = replace(result, pictures=drawn.pictures, notes=drawn.notes)
         results[result.number] = result
     return [results[number] for number, _ in jobs]

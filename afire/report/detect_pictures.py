@@ -22,12 +22,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from afire._version import __version__
 from afire.data.decode import FitMode
-from afire.detect.base import DISCLAIMER, HeatScale
+from afire.detect.base import HeatScale
 from afire.detect.evaluate import ROW, Evaluated
 from afire.detect.run import Drawing, Drawn
-from afire.errors import UserError
 from afire.files import names_path
 from afire.report.style import COLOURS, FAINT, INK, save_figure, style
 from afire.report.task_figures import roc_curves
@@ -145,7 +143,7 @@ def picture_names(paths: Sequence[Path]) -> list[str]:
     return [path.name for path in paths if path.suffix == ".png"]
 
 
-FOLDER, DICOM_FOLDER, LEGEND = "pictures", "dicom", "legend.png"
+FOLDER, LEGEND = "pictures", "legend.png"
 DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
 KINDS = {"film": "jpg", "heat": "png", "overlay": "jpg", "restored": "jpg", "difference": "jpg"}  # and their formats
 PER_FOLDER = 1000  # films
@@ -153,8 +151,7 @@ _LEVELS = 256
 _OPACITY = 0.8  # of the heat at the top of the scale
 _LEGEND_GREY = 90
 _HEAT_SIDE = 128  # longest side of the transparent heat: it is smooth, and the page enlarges it
-_CAPTURE_SIDE = 768  # longest side of the picture in a DICOM file, at least
-_WARNING = "AFIRE HEATMAP - RESEARCH SOFTWARE, NOT A MEDICAL DEVICE"
+WARNING = "AFIRE HEATMAP - RESEARCH SOFTWARE, NOT A MEDICAL DEVICE"
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -164,28 +161,21 @@ Floats = NDArray[np.float32]
 class Painter:
     """Draws films for :func:`afire.detect.run.run_detector`; several threads may call it at once.
 
-    ``out`` is the results' folder. With ``dicom`` every film that is a DICOM file also gets a Secondary Capture, which
-    names the ``model_hash``.
+    ``out`` is the results' folder.
     """
 
     out: Path
     scale: HeatScale
     fit: FitMode
-    model_hash: str
-    dicom: bool = False
 
     def __call__(self, drawing: Drawing) -> Drawn:
         film = drawing.film
         assert film.shown is not None
         shape = film.shown.shape[0], film.shown.shape[1]
         images = {"film": Image.fromarray(film.shown)}
-        notes: tuple[str, ...] = ()
         if drawing.heat is not None:
-            heat = self.levels(drawing.heat, shape)
-            overlay = laid_over(film.shown, heat)
-            images |= {"overlay": overlay, "heat": transparent(heat)}
-            if self.dicom and film.info.kind == "dicom":
-                notes = self._capture(drawing, overlay)
+            heat = heat_levels(drawing.heat, shape, self.scale, self.fit)
+            images |= {"overlay": laid_over(film.shown, heat), "heat": transparent(heat)}
         if drawing.restored is not None:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
             difference = self._difference(film.square, drawing.restored, shape)
@@ -197,15 +187,7 @@ class Painter:
             path = self.out / written[kind]
             with names_path(path):
                 image.save(path, quality=90, compress_level=1)  # each format takes its own
-        return Drawn(written, notes)
-
-    def levels(self, heat: Floats, shape: tuple[int, int]) -> Image.Image:
-        """Heat (R, C) in sd -> steps of the scale, 0 = below it, in the proportions (H, W) of the film but small."""
-        scale = min(1.0, _HEAT_SIDE / max(shape))
-        small = max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale))
-        share = to_film(heat, small, self.fit, outside=self.scale.low) - self.scale.low
-        share = np.clip(share / (self.scale.high - self.scale.low), 0, 1)
-        return Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
+        return Drawn(written)
 
     def _difference(self, square: Floats, restored: Floats, shape: tuple[int, int]) -> Image.Image:
         difference = to_film(square - restored, _small(shape, restored), self.fit)
@@ -214,26 +196,14 @@ class Painter:
         image.putpalette(difference_colours().tobytes())
         return image.convert("RGB")
 
-    def _capture(self, drawing: Drawing, overlay: Image.Image) -> tuple[str, ...]:
-        from afire.data.secondary_capture import write_secondary_capture
 
-        number = drawing.film.number
-        derivation = (
-            f"Heatmap of deviation from normal films by afire {__version__}, model {self.model_hash[:12]}, scale "
-            f"{self.scale.low:.1f} to {self.scale.high:.1f} sd. {DISCLAIMER}"
-        )
-        try:
-            write_secondary_capture(
-                drawing.film.path,
-                captioned(overlay, self.scale),
-                self.out / DICOM_FOLDER / f"{number // PER_FOLDER:03d}" / f"{number:06d}.dcm",
-                derivation=derivation,
-                maker=f"{self.model_hash} {__version__}",
-                series="afire heatmap, research only",
-            )
-        except UserError:
-            return ("no DICOM overlay: the film's tags cannot be copied",)
-        return ()
+def heat_levels(heat: Floats, shape: tuple[int, int], scale: HeatScale, fit: FitMode) -> Image.Image:
+    """Heat (R, C) in sd -> steps of the scale, 0 = below it, in the proportions (H, W) of the film but small."""
+    shrink = min(1.0, _HEAT_SIDE / max(shape))
+    small = max(1, round(shape[0] * shrink)), max(1, round(shape[1] * shrink))
+    share = to_film(heat, small, fit, outside=scale.low) - scale.low
+    share = np.clip(share / (scale.high - scale.low), 0, 1)
+    return Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
 
 
 def picture_name(number: int, kind: str) -> str:
@@ -318,24 +288,13 @@ def _colours_and_opacity() -> bytes:
     return np.concatenate([heat_colours(), _opacity()[:, None]], axis=1).tobytes()
 
 
-def captioned(overlay: Image.Image, scale: HeatScale) -> Bytes:
-    """The overlay enlarged, with the warning and the scale burnt in below it, for a viewer that shows nothing else."""
-    factor = max(1, -(-_CAPTURE_SIDE // max(overlay.size)))
-    picture = overlay.resize((overlay.width * factor, overlay.height * factor), Image.Resampling.BICUBIC)
-    legend = heat_legend(scale, max(420, picture.width))
-    page = Image.new("RGB", (legend.width, picture.height + legend.height))
-    page.paste(picture, ((page.width - picture.width) // 2, 0))
-    page.paste(legend, (0, picture.height))
-    return np.asarray(page)
-
-
 def heat_legend(scale: HeatScale, width: int = 640) -> Image.Image:
     """The warning, and a bar of the colours with their meaning."""
     size = max(13, width // 44)
     font = ImageFont.load_default(size)
     image = Image.new("RGB", (width, 6 * size), (10, 11, 13))
     draw = ImageDraw.Draw(image)
-    draw.text((width / 2, 0.5 * size), _WARNING, (255, 255, 255), font=font, anchor="ma")
+    draw.text((width / 2, 0.5 * size), WARNING, (255, 255, 255), font=font, anchor="ma")
     left, right, top, bottom = 2 * size, width - 2 * size, round(2.3 * size), round(3.2 * size)
     bar = Image.fromarray(heat_on_grey()[None]).resize((right - left, bottom - top), Image.Resampling.BILINEAR)
     image.paste(bar, (left, top))

@@ -54,8 +54,8 @@ def pack_command(films: Path, out: Path, on_error: str = "skip") -> list[str]:
 
 
 def detect_command(films: Path, detector: Path, out: Path, *extra: str) -> list[str]:
-    words = ("detect", "run", films, "--model", detector, "--out", out, "--dicom", "--device", "cpu")
-    return afire(*words, "--workers", _WORKERS, *extra)
+    words = ("detect", "run", films, "--model", detector, "--out", out, "--device", "cpu", "--workers", _WORKERS)
+    return afire(*words, "--dicom-out", "sc,sr,seg,gsps", *extra)
 
 
 def of_check(out: Path) -> tuple[Verdicts, dict[str, Any]]:

@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.errors import UserError
-from tests.data.test_secondary_capture import film as dicom_film
 from tests.detect.conftest import model  # noqa: F401 - fixture
+from tests.pacs.films import IDENTIFYING
+from tests.pacs.films import film as dicom_film
+from tests.pacs.libraries import libraries_talk_again  # noqa: F401 - fixture
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
 
 
@@ -41,7 +43,7 @@ def invoke(*words: object) -> str:
 
 def test_a_folder_becomes_results_pictures_and_a_page(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "out"
-    said = invoke(folder, "--model", model, "--out", out, "--dicom")
+    said = invoke(folder, "--model", model, "--out", out, "--dicom-out", "sc")
     assert "Research software, not a medical device." in said and "torn.png" in said and "report.html" in said
     stored = json.loads((out / "results.json").read_text(encoding="utf-8"))
     by_file = {film["file"]: film for film in stored["films"]}
@@ -54,9 +56,22 @@ def test_a_folder_becomes_results_pictures_and_a_page(folder: Path, model: Path,
             assert (out / film["overlay_picture"]).is_file() and 0 < film["p_value"] <= 1
     assert (out / "legend.png").is_file() and "not a medical device" in (out / "report.html").read_text()
     everything = b"".join(file.read_bytes() for file in out.rglob("*") if file.is_file() and file.suffix != ".dcm")
-    assert b"ID-7" not in everything and "Müller".encode() not in everything, "who it is stays in DICOM files"
-    if by_file["c.dcm"]["status"] == "scored":
-        assert len(list((out / "dicom").rglob("*.dcm"))) == 1
+    assert not [word for word in IDENTIFYING if word.encode() in everything], "who it is stays in DICOM files"
+    assert [path.name for path in (out / "dicom").rglob("*.dcm")] == [f"{3:06d}-sc.dcm"]
+
+
+def test_the_old_name_of_dicom_out(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    said = invoke(folder / "c.dcm", "--model", model, "--out", tmp_path / "out", "--dicom", "--no-pictures")
+    assert "--dicom is now --dicom-out sc" in said
+    assert len(list((tmp_path / "out/dicom").rglob("*-sc.dcm"))) == 1 and not (tmp_path / "out/pictures").exists()
+
+
+def test_all_kinds_of_objects(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    pytest.importorskip("highdicom")
+    words = (folder / "c.dcm", "--model", model, "--out", tmp_path / "out", "--dicom-out", "sc,sr,seg,gsps")
+    invoke(*words)
+    names = {path.name for path in (tmp_path / "out/dicom").rglob("*.dcm")}
+    assert {"000000-sc.dcm", "000000-sr.dcm"} <= names
 
 
 def test_a_run_of_the_version_before_goes_on(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -92,7 +107,7 @@ def test_no_pictures_and_an_own_rate(folder: Path, model: Path, tmp_path: Path) 
     ("words", "sentence"),
     [
         (["--resume", "--force"], "give one of them"),
-        (["--dicom", "--no-pictures"], "--dicom writes pictures"),
+        (["--dicom-out", "pm"], "--dicom-out 'pm' is not a list of sc, sr, seg, gsps"),
         (["--false-alarms", "2"], "between 0 and 1"),
     ],
 )

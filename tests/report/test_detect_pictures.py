@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pydicom
 import pytest
 from PIL import Image
 
@@ -16,7 +15,6 @@ from afire.detect.findings import FilmResult
 from afire.detect.run import Drawing, ReadFilm
 from afire.report.detect_pictures import (
     Painter,
-    captioned,
     difference_colours,
     heat_colours,
     heat_on_grey,
@@ -24,7 +22,6 @@ from afire.report.detect_pictures import (
     to_film,
     transparent,
 )
-from tests.data.test_secondary_capture import film as dicom_film
 
 SCALE = HeatScale(2.0, 6.0)
 
@@ -39,7 +36,7 @@ def drawing(path: Path, heat: np.ndarray, shape: tuple[int, int] = (40, 30), kin
 
 
 def test_nothing_below_the_scale_is_coloured_and_the_scale_is_not_stretched(tmp_path: Path) -> None:
-    painter = Painter(tmp_path, SCALE, "squash", "ab")
+    painter = Painter(tmp_path, SCALE, "squash")
 
     def overlay(heat: float) -> np.ndarray:
         drawn = painter(drawing(tmp_path / "a.png", np.full((4, 4), heat, np.float32)))
@@ -52,7 +49,7 @@ def test_nothing_below_the_scale_is_coloured_and_the_scale_is_not_stretched(tmp_
 
 
 def test_every_picture_is_written_and_has_the_films_proportions(tmp_path: Path) -> None:
-    drawn = Painter(tmp_path, SCALE, "squash", "ab")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
+    drawn = Painter(tmp_path, SCALE, "squash")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
     assert set(drawn.pictures) == {"film", "heat", "overlay", "restored", "difference"}
     sizes = {kind: Image.open(tmp_path / name).size for kind, name in drawn.pictures.items()}
     assert sizes["film"] == sizes["overlay"] == sizes["heat"] == (30, 40)
@@ -70,7 +67,7 @@ def test_a_full_disk_is_said_of_the_picture(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Image.Image, "save", fail)
     with pytest.raises(OSError, match=r"No space left on device: .*pictures/000/000003-film\.jpg"):
-        Painter(tmp_path, SCALE, "squash", "ab")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
+        Painter(tmp_path, SCALE, "squash")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
 
 
 @pytest.mark.parametrize("corner", [(0, 0), (60, 90), (93, 120)])
@@ -89,7 +86,7 @@ def test_heat_in_a_corner_looks_as_if_the_whole_film_were_mixed(corner: tuple[in
 
 def test_a_film_out_of_domain_is_shown_without_heat(tmp_path: Path) -> None:
     one = drawing(tmp_path / "a.png", np.zeros((4, 4), np.float32))
-    drawn = Painter(tmp_path, SCALE, "squash", "ab")(Drawing(one.film, one.result, None, None))
+    drawn = Painter(tmp_path, SCALE, "squash")(Drawing(one.film, one.result, None, None))
     assert set(drawn.pictures) == {"film"}
 
 
@@ -115,32 +112,3 @@ def test_colours_rise_in_lightness() -> None:
     luminance = heat_colours() @ np.array([0.299, 0.587, 0.114])
     assert (np.diff(luminance) >= -1).all(), "order is told without colour"
     assert len(set(heat_on_grey()[0])) == 1, "at the foot of the scale the film is as it was"
-
-
-def test_the_dicom_overlay_carries_the_warning(tmp_path: Path) -> None:
-    source = dicom_film(tmp_path / "film.dcm")
-    heat = np.full((4, 4), 5.0, np.float32)
-    drawn = Painter(tmp_path, SCALE, "squash", "ab" * 32, dicom=True)(drawing(source, heat, kind="dicom"))
-    assert drawn.notes == ()
-    made = pydicom.dcmread(tmp_path / "dicom/000/000003.dcm")
-    assert made.PatientID == "ID-7" and "not a medical device" in made.DerivationDescription
-    assert "2.0 to 6.0 sd" in made.DerivationDescription
-    pixels = made.pixel_array
-    assert pixels.shape[0] > 700 and pixels.shape[2] == 3
-    assert (pixels[-80:] == 255).all(axis=2).any(), "white letters below the film"
-    for picture in drawn.pictures.values():
-        assert b"ID-7" not in (tmp_path / picture).read_bytes()
-
-
-def test_a_film_whose_tags_are_lost_is_noted_and_ends_nothing(tmp_path: Path) -> None:
-    dicom_film(tmp_path / "film.dcm")
-    (tmp_path / "film.dcm").unlink()
-    one = drawing(tmp_path / "film.dcm", np.full((4, 4), 5.0, np.float32), kind="dicom")
-    drawn = Painter(tmp_path, SCALE, "squash", "ab", dicom=True)(one)
-    assert "overlay" in drawn.pictures and "no DICOM overlay" in drawn.notes[0]
-
-
-def test_the_caption_fits_narrow_and_wide_films() -> None:
-    for shape in ((512, 200, 3), (100, 512, 3)):
-        page = captioned(Image.fromarray(np.zeros(shape, np.uint8)), SCALE)
-        assert page.shape[1] >= 420 and page.dtype == np.uint8

@@ -1,0 +1,89 @@
+"""What the service did: an audit log of JSON lines, and the counts that `/metrics` shows.
+
+A film has no name in either but a keyed hash of its SOP Instance UID. Who holds the key can tell whether a line is
+about a film; nobody else learns anything. Only the fields of :meth:`Journal.note` can be written, and no tag of a film
+is among them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import re
+import secrets
+from collections import Counter
+from datetime import datetime, timezone
+from hashlib import sha256
+from pathlib import Path
+from threading import Lock
+
+from afire.errors import UserError
+from afire.files import write_atomic
+
+KEY, AUDIT = "key", "audit.jsonl"
+_HASH_DIGITS = 32
+_UNUSUAL = re.compile(r"[^A-Za-z0-9 ._:@-]")  # of what a caller says about himself
+
+
+class Keyed:
+    """Hashes that need the spool's own key, which is made when a spool is."""
+
+    def __init__(self, spool: Path) -> None:
+        path = spool / KEY
+        if not path.exists():
+            _require_ours_or_empty(spool)
+            write_atomic(path, _write_key)
+            path.chmod(0o600)
+        self._key = path.read_bytes().strip()
+        if len(self._key) < _HASH_DIGITS:
+            raise UserError(f"{path} is damaged; a spool without its key is of no use: choose another --spool.")
+
+    def __call__(self, *parts: bytes | str) -> str:
+        code = hmac.new(self._key, digestmod=sha256)
+        for part in parts:
+            data = part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part
+            code.update(len(data).to_bytes(8, "big"))  # so that no two lists of parts are the same bytes
+            code.update(data)
+        return code.hexdigest()[:_HASH_DIGITS]
+
+
+def _require_ours_or_empty(spool: Path) -> None:
+    if spool.exists() and any(entry.name != ".lock" for entry in spool.iterdir()):
+        raise UserError(f"--spool {spool} holds other files; choose an empty folder, or a spool of `afire serve`.")
+    spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _write_key(path: Path) -> None:
+    path.write_text(secrets.token_hex(32) + "\n", encoding="ascii")
+
+
+class Journal:
+    """The audit log and the counts. Threads may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = Lock()
+        self._counts: Counter[str] = Counter()
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._stream = os.fdopen(handle, "a", encoding="utf-8")
+
+    def note(self, event: str, film: str = "", *, caller: str = "", reason: str = "", kind: str = "") -> None:
+        """One line, on its way to the disk when this returns. ``film`` is a keyed hash."""
+        named = {"film": film, "caller": _UNUSUAL.sub("?", caller)[:80], "reason": reason, "kind": kind}
+        line = {"time": _now(), "event": event, **{name: value for name, value in named.items() if value}}
+        with self._lock:
+            self._counts[event] += 1
+            self._stream.write(json.dumps(line, ensure_ascii=True) + "\n")
+            self._stream.flush()
+
+    def counts(self) -> dict[str, int]:
+        """How often each event happened since the start."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

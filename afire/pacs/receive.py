@@ -1,0 +1,205 @@
+"""Films come in: a DICOM storage provider that says *stored* only when a power cut could not undo it.
+
+Callers are known by title and address. There is a presentation context for films alone; what comes through one and is
+no film all the same (a screenshot, a result of our own) is acknowledged and not kept, so that its sender's job goes on.
+"""
+
+from __future__ import annotations
+
+import io
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from shutil import disk_usage
+from typing import Any
+
+import pydicom
+from pydicom.dataset import Dataset
+from pydicom.pixels import get_decoder, pixel_array
+from pydicom.uid import (
+    JPEG2000,
+    UID,
+    ComputedRadiographyImageStorage,
+    DigitalXRayImageStorageForPresentation,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGExtended12Bit,
+    JPEGLossless,
+    JPEGLosslessSV1,
+    JPEGLSLossless,
+    JPEGLSNearLossless,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+)
+from pynetdicom import AE, _config, evt
+from pynetdicom.sop_class import Verification
+
+from afire.data.decode import MAX_PIXELS, MODALITIES
+from afire.data.film import quiet_readers
+from afire.errors import UserError
+from afire.pacs.addresses import Caller, plain_address
+from afire.pacs.journal import Journal, Keyed
+from afire.pacs.source import MAKER, MAKER_MODEL
+from afire.pacs.spool import FilmName, Spool
+
+STORED, OUT_OF_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
+FILM_CLASSES = (
+    ComputedRadiographyImageStorage, DigitalXRayImageStorageForPresentation, SecondaryCaptureImageStorage,
+)  # fmt: skip
+_CAPTURED_FILMS = ("CR", "DX", "DR", "RG", "XR")  # modalities of captures that are films
+_NATIVE = (ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian)
+_COMPRESSED = (
+    JPEGBaseline8Bit, JPEGExtended12Bit, JPEGLossless, JPEGLosslessSV1, JPEGLSLossless, JPEGLSNearLossless,
+    JPEG2000Lossless, JPEG2000, RLELossless,
+)  # fmt: skip
+_TAGS = [
+    "SOPInstanceUID", "SOPClassUID", "Modality", "Manufacturer", "ManufacturerModelName",
+    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames",
+    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData",
+]  # fmt: skip
+_MOST_ASSOCIATIONS = 64
+_TIMEOUT = 60.0  # of a peer that says nothing
+_REJECT = {"called title": (0x01, 0x01, 0x07), "caller": (0x01, 0x01, 0x03)}
+
+
+@dataclass(frozen=True)
+class ReceiveSettings:
+    """Where to listen, and to whom."""
+
+    title: str
+    host: str
+    port: int
+    callers: Sequence[Caller]
+    min_free: int  # bytes that must stay free on the disk of the spool
+    tls: ssl.SSLContext | None = None
+
+
+class Receiver:
+    """The storage provider; it listens from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, settings: ReceiveSettings, spool: Spool, keyed: Keyed, journal: Journal) -> None:
+        self._settings, self._spool, self._keyed, self._journal = settings, spool, keyed, journal
+        self._server: Any = None
+        self._ae = AE(ae_title=settings.title)
+        self._ae.maximum_associations = _MOST_ASSOCIATIONS
+        self._ae.network_timeout = self._ae.dimse_timeout = self._ae.acse_timeout = _TIMEOUT
+        self._ae.add_supported_context(Verification)
+        for film_class in FILM_CLASSES:
+            self._ae.add_supported_context(film_class, readable_syntaxes())
+
+    def start(self) -> int:
+        """Listen; returns the port, which was chosen by the system if 0 was asked for."""
+        _config.LOG_HANDLER_LEVEL = "none"  # its handlers format every message, for a log that is silenced
+        handlers = [(evt.EVT_REQUESTED, self._on_requested), (evt.EVT_C_STORE, self._on_store)]
+        address = (self._settings.host, self._settings.port)
+        try:
+            self._server = self._ae.start_server(
+                address, block=False, ssl_context=self._settings.tls, evt_handlers=handlers
+            )
+        except OSError as error:
+            raise UserError(
+                f"cannot listen on {address[0]} port {address[1]} ({error.strerror}); choose another --port or --bind."
+            ) from None
+        return int(self._server.socket.getsockname()[1])
+
+    def stop(self, seconds: float) -> None:
+        """Take no more callers; those who are connected may end what they do for ``seconds``."""
+        if self._server is None:
+            return
+        open_ones = self._server.active_associations
+        self._server.shutdown()
+        deadline = time.monotonic() + seconds
+        for association in open_ones:
+            association.join(max(0.0, deadline - time.monotonic()))
+            if association.is_alive():
+                association.abort()
+        self._server = None
+
+    def has_room(self, size: int = 0) -> bool:
+        """Whether the disk takes ``size`` bytes more without falling below what must stay free."""
+        return disk_usage(self._spool.root).free - size >= self._settings.min_free
+
+    def _on_requested(self, event: Any) -> None:
+        """Refuse strangers before anything is negotiated."""
+        requestor = event.assoc.requestor
+        called, calling = (str(title).strip() for title in (
+            requestor.primitive.called_ae_title, requestor.primitive.calling_ae_title
+        ))  # fmt: skip
+        address = plain_address(requestor.address)
+        reason = ""
+        if called != self._settings.title:
+            reason = "called title"
+        elif not any(calling == caller.title and address in caller.addresses for caller in self._settings.callers):
+            reason = "caller"
+        if reason:
+            self._journal.note("rejected", caller=f"{calling}@{address}", reason=f"unknown {reason}")
+            event.assoc.acse.send_reject(*_REJECT[reason])
+            event.assoc.kill()
+
+    def _on_store(self, event: Any) -> int:
+        caller = f"{event.assoc.requestor.primitive.calling_ae_title.strip()}@{event.assoc.requestor.address}"
+        try:
+            with quiet_readers():
+                return self._store(event.encoded_dataset(), str(event.request.AffectedSOPInstanceUID), caller)
+        except OSError as error:  # a full disk, above all
+            self._journal.note("turned away", caller=caller, reason=error.strerror or type(error).__name__)
+            return OUT_OF_RESOURCES
+        except Exception as error:  # of a library, about this data set; its message may quote a tag
+            self._journal.note("not understood", caller=caller, reason=type(error).__name__)
+            return NOT_UNDERSTOOD
+
+    def _store(self, data: bytes, instance: str, caller: str) -> int:
+        if not self.has_room(len(data)):
+            self._journal.note("turned away", caller=caller, reason="less free space than --min-free")
+            return OUT_OF_RESOURCES
+        tags = pydicom.dcmread(io.BytesIO(data), specific_tags=_TAGS)
+        if str(tags.get("SOPInstanceUID") or "") != instance or not instance:
+            self._journal.note("not understood", caller=caller, reason="its id is not the one it was announced with")
+            return MISMATCH
+        film = self._keyed("film", instance)
+        if not_wanted := _why_not(tags):
+            self._journal.note("ignored", film, caller=caller, reason=not_wanted)
+            return STORED
+        self._spool.receive(FilmName(film, self._keyed("pixels", *_pixels(tags))), data)
+        return STORED
+
+
+def _why_not(tags: Dataset) -> str:
+    """Why something is no film to be scored, or nothing."""
+    if tags.get("Manufacturer") == MAKER and tags.get("ManufacturerModelName") == MAKER_MODEL:
+        return "a result of ours"
+    allowed = _CAPTURED_FILMS if tags.get("SOPClassUID") == SecondaryCaptureImageStorage else MODALITIES
+    return "" if str(tags.get("Modality") or "") in allowed else "not a film, by its modality"
+
+
+def _pixels(tags: Dataset) -> tuple[str, bytes]:
+    """What a film shows, however it was compressed on its way: what makes it the same film or another."""
+    photometric = str(tags.get("PhotometricInterpretation") or "")
+    rows, columns, samples = (int(tags.get(name) or 0) for name in ("Rows", "Columns", "SamplesPerPixel"))
+    about = f"{rows} x {columns} x {samples}, {photometric}"
+    stored = bytes(tags.get("PixelData") or b"")
+    syntax = UID(tags.file_meta.TransferSyntaxUID)
+    if syntax in (ExplicitVRLittleEndian, ImplicitVRLittleEndian):
+        return about, stored[: rows * columns * samples * int(tags.get("BitsAllocated") or 0) // 8]
+    if rows * columns > MAX_PIXELS:
+        return about, stored
+    try:
+        decoded = pixel_array(tags, raw=True)
+        return about, decoded.astype(decoded.dtype.newbyteorder("<")).tobytes()
+    except Exception:  # damaged: it will be refused by name when it is read
+        return about, stored
+
+
+def readable_syntaxes() -> list[UID]:
+    """The transfer syntaxes whose pixels can be decoded here; a sender that knows others has to convert."""
+    return [*_NATIVE, *(syntax for syntax in _COMPRESSED if _is_readable(syntax))]
+
+
+def _is_readable(syntax: UID) -> bool:
+    decoder = get_decoder(syntax)
+    plugins = set(decoder.available_plugins)
+    return bool(plugins - {"pillow"} if syntax == JPEGExtended12Bit else plugins)  # pillow has 8 bits of it only

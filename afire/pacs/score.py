@@ -1,0 +1,89 @@
+"""Films are scored: batches as in `afire detect run`, of whatever has come in, with objects as results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from threading import BoundedSemaphore, Event, Thread
+
+from afire.detect.base import AnomalyDetector
+from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
+from afire.detect.run import BATCH, Drawing, Drawn, score_batch, share_of_cores, side_by_side
+from afire.errors import UserError
+from afire.pacs.journal import Journal
+from afire.pacs.objects import ObjectMaker
+from afire.pacs.spool import FilmName, Spool
+from afire.processes import usable_cores
+
+_IDLE_SECONDS = 0.5
+_SECONDS_AFTER_A_FULL_DISK = 5.0
+
+
+class Scorer:
+    """Threads that score the films of a spool until they are told to stop; each takes a batch all the way."""
+
+    def __init__(
+        self,
+        detector: AnomalyDetector,
+        maker: ObjectMaker,
+        spool: Spool,
+        journal: Journal,
+        batch: int = BATCH,
+        workers: int | None = None,
+    ) -> None:
+        self._detector, self._maker, self._spool, self._journal = detector, maker, spool, journal
+        self._batch, self._workers = batch, workers or usable_cores()
+        self._side = side_by_side(detector, self._workers)
+        self._looking = BoundedSemaphore(self._side)
+
+    def start(self, stop: Event) -> list[Thread]:
+        """Begin; the threads end soon after ``stop`` is set, with the batch that they have in hand."""
+        threads = [Thread(target=self._work, args=(stop,), name=f"scorer {n}") for n in range(self._workers)]
+        with share_of_cores(self._side):
+            for thread in threads:
+                thread.start()
+        return threads
+
+    def _work(self, stop: Event) -> None:
+        while not stop.is_set():
+            names = self._spool.claim(self._batch, self._workers, _IDLE_SECONDS)
+            try:
+                self.score(names)
+            except OSError as error:  # a full disk: nothing is lost, and there may be room later
+                self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
+                self._spool.put_back([name for name in names if self._spool.waits(name)])
+                stop.wait(_SECONDS_AFTER_A_FULL_DISK)
+
+    def score(self, names: Sequence[FilmName]) -> None:
+        """Score films and hand over their results. A film that breaks a batch is found by trying each alone."""
+        try:
+            self._score_together(names)
+        except OSError:
+            raise
+        except Exception as error:
+            if len(names) == 1:
+                self._spool.fail_film(names[0], f"cannot be scored ({type(error).__name__})")
+                return
+            for name in names:
+                if self._spool.waits(name):
+                    self.score([name])
+
+    def _score_together(self, names: Sequence[FilmName]) -> None:
+        def hand_over(drawing: Drawing) -> Drawn:
+            name = names[drawing.film.number]
+            if drawing.result.status == OUT_OF_DOMAIN:
+                self._journal.note("out of domain", name.film, reason="; ".join(drawing.result.objections))
+            try:
+                objects = self._maker(drawing)
+            except UserError:
+                self._spool.fail_film(name, "its tags cannot be copied into a result")
+            else:
+                self._spool.commit(name, {str(kind): data for kind, data in objects.items()})
+            return Drawn({})
+
+        jobs = [(number, str(self._spool.film(name))) for number, name in enumerate(names)]
+        results = score_batch(
+            self._detector, self._spool.root, jobs, draw=hand_over, looking=self._looking, restore=False
+        )
+        for result in results:
+            if result.status == UNREADABLE:
+                self._spool.fail_film(names[result.number], "; ".join(result.objections))

@@ -1,0 +1,174 @@
+"""The header of a film, as the objects that are derived from it need it, and what they all have in common.
+
+Who the patient is goes from the film into these objects and nowhere else. The libraries that build them get ids and
+sizes only: some of them log what they find odd about a name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import UID, ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
+from typing_extensions import TypedDict
+
+from afire._version import __version__
+from afire.data.dicom import read_tags
+from afire.data.film import quiet_readers
+from afire.errors import ImageError
+from afire.files import sha256_file
+
+# Required in every object, even if empty.
+_REQUIRED = (
+    "PatientName", "PatientID", "PatientBirthDate", "PatientSex",
+    "StudyDate", "StudyTime", "ReferringPhysicianName", "StudyID", "AccessionNumber",
+)  # fmt: skip
+_OPTIONAL = (
+    "SpecificCharacterSet", "StudyDescription", "PatientAge", "InstitutionName", "OtherPatientIDs", "IssuerOfPatientID",
+)  # fmt: skip
+_IMAGE = (
+    "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID", "FrameOfReferenceUID",
+    "InstanceNumber", "Modality", "Rows", "Columns", "PatientOrientation", "Laterality", "ImageLaterality",
+    "BodyPartExamined", "PixelSpacing", "ImagerPixelSpacing",
+    "PhotometricInterpretation", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
+    "RescaleSlope", "RescaleIntercept", "RescaleType", "WindowCenter", "WindowWidth", "VOILUTFunction",
+)  # fmt: skip
+_SEXES = ("M", "F", "O")
+_UNPAIRED = ("CHEST", "THORAX", "ABDOMEN", "SPINE", "CSPINE", "TSPINE", "LSPINE", "PELVIS", "SKULL", "HEAD", "NECK")
+
+
+MAKER, MAKER_MODEL = "afire", "afire detect"
+"""Manufacturer and model of everything we make, by which the service knows its own results."""
+
+
+class Ids(TypedDict):
+    """Series and instance of an object, under the names that highdicom gives them."""
+
+    series_instance_uid: UID
+    series_number: int
+    series_description: str
+    sop_instance_uid: UID
+    instance_number: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """A film that objects are derived from: ``identity`` has the tags of patient and study, ``image`` ids and sizes."""
+
+    identity: Dataset
+    image: Dataset
+    number: int  # of the film in its series, so that the results of a study's films can be told apart
+
+    @property
+    def study(self) -> str:
+        return str(self.image.StudyInstanceUID)
+
+    @property
+    def instance(self) -> str:
+        return str(self.image.SOPInstanceUID)
+
+
+def read_source(film: Path) -> Source:
+    """The header of a DICOM film; one without ids gets its own, which follow from its bytes."""
+    with quiet_readers():
+        tags = read_tags(film, [*_REQUIRED, *_OPTIONAL, *_IMAGE])
+        try:
+            image = _image(tags, film)
+            return Source(_identity(tags), image, max(1, int(image.get("InstanceNumber", 1))))
+        except Exception:  # pydicom parses a tag when it is looked at; its errors quote what is in it
+            raise ImageError(f"{film} has tags that cannot be copied into a derived object.") from None
+
+
+def _identity(tags: Dataset) -> Dataset:
+    identity = Dataset()
+    for name in (*_REQUIRED, *_OPTIONAL):
+        if name in tags:
+            identity[name] = tags[name]
+        elif name in _REQUIRED:
+            setattr(identity, name, "")
+    if identity.PatientSex not in _SEXES:
+        identity.PatientSex = ""
+    return identity
+
+
+def _image(tags: Dataset, film: Path) -> Dataset:
+    image = Dataset()
+    for name in _IMAGE:
+        if name in tags and not tags[name].is_empty:
+            image[name] = tags[name]
+    if "SOPInstanceUID" not in image:
+        image.SOPInstanceUID = generate_uid(entropy_srcs=["film", sha256_file(film)])
+    if "SOPClassUID" not in image:
+        image.SOPClassUID = UID(ComputedRadiographyImageStorage)
+    for name in ("StudyInstanceUID", "SeriesInstanceUID"):
+        if name not in image:
+            setattr(image, name, generate_uid(entropy_srcs=[name, str(image.SOPInstanceUID)]))
+    return image
+
+
+def nobody(source: Source) -> Dataset:
+    """The image of a film without its patient: what libraries get to build an object around."""
+    image = Dataset()
+    image.update(source.image)
+    for name in _REQUIRED:
+        setattr(image, name, "")
+    return image
+
+
+def name_patient(made: Dataset, source: Source) -> None:
+    """Put an object into the patient's study."""
+    made.update(source.identity)
+    made.StudyInstanceUID = source.image.StudyInstanceUID
+
+
+def place_on_body(made: Dataset, source: Source) -> None:
+    """Say what part of the body an object shows, and of an image which way round, as far as the film does.
+
+    The standard wants the orientation where no frame of reference says it, empty if it is unknown; and the side of the
+    body, but only if the part is one of a pair or not known.
+    """
+    if "PixelData" in made:
+        made.PatientOrientation = source.image.get("PatientOrientation") or ""
+    part = str(source.image.get("BodyPartExamined") or "")
+    if part:
+        made.BodyPartExamined = part
+    if part not in _UNPAIRED and "SegmentSequence" not in made:  # a segmentation has the side of its frames instead
+        made.Laterality = source.image.get("Laterality") or source.image.get("ImageLaterality") or ""
+
+
+def new_object(sop_class: UID, modality: str, ids: Ids) -> Dataset:
+    """An object of ours, made now, with nothing in it yet."""
+    made = Dataset()
+    made.SOPClassUID, made.SOPInstanceUID = sop_class, ids["sop_instance_uid"]
+    made.Modality, made.SeriesInstanceUID = modality, ids["series_instance_uid"]
+    made.SeriesNumber, made.InstanceNumber = ids["series_number"], ids["instance_number"]
+    made.SeriesDescription = ids["series_description"]
+    made.Manufacturer, made.ManufacturerModelName, made.SoftwareVersions = MAKER, MAKER_MODEL, __version__
+    now = datetime.now()
+    made.ContentDate, made.ContentTime = now.strftime("%Y%m%d"), now.strftime("%H%M%S")
+    made.file_meta = FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    made.file_meta.MediaStorageSOPClassUID = sop_class
+    made.file_meta.MediaStorageSOPInstanceUID = ids["sop_instance_uid"]
+    return made
+
+
+def reference_to(source: Source) -> Dataset:
+    """The film, as an item of a sequence that refers to it."""
+    reference = Dataset()
+    reference.ReferencedSOPClassUID = source.image.SOPClassUID
+    reference.ReferencedSOPInstanceUID = source.image.SOPInstanceUID
+    return reference
+
+
+def result_uid(instance: str, model_hash: str, kind: str) -> UID:
+    """The id of a result: the same film, model and kind give the same, so that a second delivery is not a second
+    result."""
+    return generate_uid(entropy_srcs=["afire result", instance, model_hash, kind])
+
+
+def series_uid(study: str, model_hash: str, kind: str) -> UID:
+    """The series of a model's results of one kind in a study."""
+    return generate_uid(entropy_srcs=["afire series", study, model_hash, kind])

@@ -1,0 +1,172 @@
+"""`afire serve` against `afire detect run` on the same DICOM films. Goal: 70 % of its films/s.
+
+python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [--senders N] [--json FILE]
+
+Needs Debian's orthanc, orthanc-dicomweb and dcmtk. `storescu` sends the films in several associations; the service
+writes, syncs and acknowledges them, scores them, and stores a capture and a report of each in an Orthanc by DICOMweb.
+The clock runs from the first film sent to the last result acknowledged. All of it is on one machine, so senders and
+Orthanc take their share of its cores from the service; the CPU time of the service's own process, beside that of the
+run, tells what it costs without them. The run reads the same files from a folder, with and without writing the same
+objects. The detector is that of benchmarks/detect.py; spool and results are on the disk of the temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from detect import BATCH, NETWORKS, make_painter, random_detector
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
+from timing import machine, report
+
+from afire.data.decode import fit_square
+from afire.data.phantom.film import draw_film
+from afire.detect.findings import rule_of
+from afire.detect.maps import MapDetector
+from afire.detect.run import RunTask, run_detector
+from afire.files import sha256_text
+from afire.pacs.addresses import parse_caller, parse_destination
+from afire.pacs.objects import Kind, ObjectMaker, ObjectWriter
+from afire.pacs.receive import ReceiveSettings
+from afire.pacs.secrecy import Credentials
+from afire.pacs.service import Service, ServiceSettings
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.pacs.orthanc import PROGRAM, Orthanc, web_plugin
+
+GOAL = 0.70
+KINDS: tuple[Kind, ...] = ("sc", "sr")
+_DRAWN = 16  # films, over and over
+
+
+def draw_folders(folder: Path, count: int, side: int, senders: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """12-bit DICOM films in a folder for each sender; the drawings (16, side, side) that they show."""
+    drawn = np.stack([draw_film(0, index, side).image for index in range(_DRAWN)])
+    for index in range(count):
+        part = folder / str(index % senders)
+        part.mkdir(parents=True, exist_ok=True)
+        write_film(part / f"{index:05d}.dcm", drawn[index % _DRAWN])
+    return drawn
+
+
+def write_film(path: Path, image: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    made = Dataset()
+    made.SOPClassUID, made.SOPInstanceUID = ComputedRadiographyImageStorage, generate_uid()
+    made.StudyInstanceUID, made.SeriesInstanceUID = generate_uid(), generate_uid()
+    made.PatientName, made.PatientID, made.Modality, made.BodyPartExamined = "Phantom^", path.stem, "CR", "CHEST"
+    made.PatientBirthDate = made.PatientSex = made.StudyDate = made.StudyTime = made.StudyID = ""
+    made.AccessionNumber = made.ReferringPhysicianName = ""
+    made.Rows, made.Columns = image.shape
+    made.SamplesPerPixel, made.PhotometricInterpretation = 1, "MONOCHROME2"
+    made.BitsAllocated, made.BitsStored, made.HighBit, made.PixelRepresentation = 16, 12, 11, 0
+    made.PixelData = (image * 4095).astype(np.uint16).tobytes()
+    made["PixelData"].VR = "OW"
+    made.file_meta = FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    made.save_as(path, enforce_file_format=True)
+
+
+def one_run(detector: MapDetector, films: Path, place: Path, with_objects: bool) -> None:
+    out = Path(tempfile.mkdtemp(dir=place)) / "out"
+    painter = make_painter(detector, out)
+    maker = ObjectMaker.of(detector, rule_of(detector), "0" * 64, KINDS)
+    draw = ObjectWriter(out, maker, painter) if with_objects else painter
+    run_detector(RunTask(detector, "0" * 64, films, out, draw, batch=BATCH))
+
+
+def one_service(detector: MapDetector, films: Path, place: Path, orthanc: Orthanc, count: int, number: int) -> None:
+    """From the first film sent to the last result acknowledged; every time another model, so that all ids are new."""
+    receive = ReceiveSettings("AFIRE", "127.0.0.1", 0, [parse_caller("SENDER@127.0.0.1")], min_free=0)
+    settings = ServiceSettings(
+        spool=Path(tempfile.mkdtemp(dir=place)) / "spool",
+        receive=receive,
+        destination=parse_destination(f"dicomweb:{orthanc.url}/dicom-web"),
+        credentials=Credentials(),
+        kinds=KINDS,
+    )
+    service = Service(settings, detector, sha256_text(str(number)))
+    service.start()
+    words = ["storescu", "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
+    senders = [subprocess.Popen([*words, str(folder)]) for folder in sorted(films.iterdir())]
+    if any(sender.wait() for sender in senders):
+        raise SystemExit("a sender failed")
+    while (events := service.look().events).get("done", 0) < count:
+        if events.get("failed") or events.get("refused"):
+            raise SystemExit("a film failed")
+        time.sleep(0.02)
+    service.stop(0)
+
+
+def run(network: str, count: int, side: int, senders: int, repetitions: int) -> dict[str, Any]:
+    preset, size, _ = NETWORKS[network]
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        drawn = draw_folders(place / "films", count, side, senders)
+        images = torch.from_numpy(np.stack([fit_square(one, size) for one in drawn]))[:, None]
+        detector = random_detector(preset, size, images)
+        orthanc = Orthanc(place / "orthanc").start()
+        numbers = iter(range(1000))
+        ways: dict[str, Callable[[], None]] = {
+            "detect run": lambda: one_run(detector, place / "films", place, with_objects=False),
+            "detect run --dicom-out sc,sr": lambda: one_run(detector, place / "films", place, with_objects=True),
+            "serve": lambda: one_service(detector, place / "films", place, orthanc, count, next(numbers)),
+        }
+        try:
+            times = measured(ways, repetitions)
+        finally:
+            orthanc.stop()
+    films_per_second = {name: count / median(wall) for name, (wall, _) in times.items()}
+    ratio = films_per_second["serve"] / films_per_second["detect run"]
+    return {
+        "network": network,
+        "films": count,
+        "side": side,
+        **{f"{name}, films/s": round(value, 2) for name, value in films_per_second.items()},
+        **{f"{name}, CPU ms/film": round(1000 * median(cpu) / count, 1) for name, (_, cpu) in times.items()},
+        "serve / detect run": round(ratio, 3),
+        "goal": f"at least {GOAL:g}: {'met' if ratio >= GOAL else 'missed'}",
+    }
+
+
+def measured(ways: dict[str, Callable[[], None]], repetitions: int) -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of the wall and of this process, in alternation, after one turn of each that does not count."""
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+    for repetition in range(repetitions + 1):
+        for name, work in ways.items():
+            wall, cpu = time.perf_counter(), time.process_time()
+            work()
+            if repetition:
+                times[name][0].append(time.perf_counter() - wall)
+                times[name][1].append(time.process_time() - cpu)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=NETWORKS, default="small")
+    parser.add_argument("--films", type=int, default=200)
+    parser.add_argument("--side", type=int, default=1024)
+    parser.add_argument("--senders", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if PROGRAM is None or web_plugin() is None or shutil.which("storescu") is None:
+        raise SystemExit("this needs orthanc, orthanc-dicomweb and dcmtk (storescu)")
+    found = run(options.network, options.films, options.side, options.senders, options.repetitions)
+    report({"machine": machine(), **found}, options.json)
+
+
+if __name__ == "__main__":
+    main()

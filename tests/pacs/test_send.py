@@ -1,0 +1,145 @@
+"""Senders: what each answer of a receiver means, and that waiting is ours alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dicomweb_client")
+
+from afire.pacs.addresses import parse_destination
+from afire.pacs.journal import Journal
+from afire.pacs.secrecy import Credentials
+from afire.pacs.send import Answer, Courier, DimseSender, Outcome, WebSender, _answer_to, open_sender
+from afire.pacs.spool import FilmName, Spool
+from tests.pacs.films import film
+from tests.pacs.peers import LOOPBACK, Pacs, wait_for
+
+
+class Web:
+    """A DICOMweb server that answers what it is told to and keeps the requests."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.requests = 200, {}, []  # type: ignore[var-annotated]
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                outer.requests.append((self.path, self.headers.get("Authorization"), self.rfile.read(length)))
+                body = json.dumps(outer.body).encode()
+                self.send_response(outer.status)
+                self.send_header("Content-Type", "application/dicom+json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}/dicom-web"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    one = Web()
+    yield one
+    one.close()
+
+
+def test_an_object_is_posted_once_and_whole(web: Web, tmp_path: Path) -> None:
+    sender = open_sender(parse_destination(f"dicomweb:{web.url}"), "AFIRE", Credentials("reader", "s3cret"))
+    big = film(tmp_path / "film.dcm", PixelData=bytes(3_000_000))
+    assert sender.send(big) == Answer(Outcome.STORED)
+    [(path, authorization, body)] = web.requests
+    assert path == "/dicom-web/studies" and authorization.startswith("Basic ") and len(body) > 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(400, "refused"), (409, "refused"), (415, "refused"), (401, "later"), (404, "later"), (429, "later"),
+     (500, "later"), (503, "later"), (200, "stored"), (202, "stored")],
+)  # fmt: skip
+def test_answers_of_a_web_server(web: Web, tmp_path: Path, status: int, outcome: str) -> None:
+    web.status = status
+    assert WebSender(web.url, Credentials()).send(film(tmp_path / "film.dcm")).outcome.value == outcome
+    assert len(web.requests) == 1, "no hidden second attempt"
+
+
+@pytest.mark.parametrize(("reason", "outcome"), [(0xC000, "refused"), (0xA700, "later"), (0x0111, "stored")])
+def test_a_request_that_went_well_with_an_object_that_did_not(
+    web: Web, tmp_path: Path, reason: int, outcome: str
+) -> None:
+    web.body = {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}}]}}
+    assert WebSender(web.url, Credentials()).send(film(tmp_path / "film.dcm")).outcome.value == outcome
+
+
+def test_nobody_there(tmp_path: Path, web: Web, pacs: Pacs) -> None:
+    web.close()
+    pacs.stop()
+    sent = film(tmp_path / "film.dcm")
+    assert WebSender(web.url, Credentials()).send(sent).outcome is Outcome.LATER
+    destination = parse_destination(f"dimse:PACS@{LOOPBACK}:{pacs.port}")
+    assert DimseSender(destination, "AFIRE", None).send(sent).outcome is Outcome.LATER
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(0, "stored"), (0xB000, "stored"), (0xB007, "stored"), (0x0111, "stored"), (0xA700, "later"), (0xA7FF, "later"),
+     (0x0110, "later"), (0x0124, "later"), (0xA900, "refused"), (0xC000, "refused"), (0x0122, "refused")],
+)  # fmt: skip
+def test_statuses(status: int, outcome: str) -> None:
+    assert _answer_to(status).outcome.value == outcome
+
+
+class Stubborn:
+    """A receiver that is away for some attempts, then refuses one object for good."""
+
+    def __init__(self, away: int) -> None:
+        self.away, self.sent = away, []  # type: ignore[var-annotated]
+
+    def send(self, path: Path) -> Answer:
+        if self.away:
+            self.away -= 1
+            return Answer(Outcome.LATER, "HTTP 503")
+        self.sent.append(path.read_bytes())
+        return Answer(Outcome.REFUSED if path.read_bytes() == b"bad" else Outcome.STORED, "HTTP 409")
+
+    def rest(self) -> None:
+        pass
+
+
+def test_the_courier_waits_longer_each_time_up_to_a_limit(tmp_path: Path) -> None:
+    courier = Courier(Spool(tmp_path, "aa"), Stubborn(0), Journal(tmp_path / "audit.jsonl"), first_wait=0.5)
+    waits = []
+    for failures in (1, 2, 3, 7, 8, 9, 2000):
+        courier._failures = failures
+        waits.append(courier._wait())
+    assert waits == [0.5, 1.0, 2.0, 32.0, 60.0, 60.0, 60.0]
+
+
+def test_the_courier_keeps_going(tmp_path: Path) -> None:
+    spool, receiver, stop = Spool(tmp_path, "aa"), Stubborn(3), threading.Event()
+    for number, data in enumerate((b"good", b"bad", b"fine")):
+        name = FilmName(f"{number:04x}", "11")
+        spool.receive(name, b"film")
+        spool.commit(name, {"sr": data})
+    courier = Courier(spool, receiver, Journal(tmp_path / "audit.jsonl"), first_wait=0.001)
+    thread = threading.Thread(target=courier.run, args=(stop,))
+    thread.start()
+    wait_for(lambda: spool.counts()["outgoing"] == 0)
+    stop.set()
+    thread.join()
+    assert sorted(receiver.sent) == [b"bad", b"fine", b"good"] and spool.counts()["failed"] == 1
+    assert (tmp_path / "audit.jsonl").read_text().count('"not sent"') == 3
