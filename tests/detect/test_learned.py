@@ -58,6 +58,7 @@ QUICK: dict[str, list[str]] = {
 """Settings with which a detector of each kind learns in seconds."""
 LEARNED = [name for name in DETECTORS if issubclass(DETECTORS[name], LearnedDetector)]
 TRUNK = ["image.size=32", "encoder.width=32", "encoder.depth=2", "encoder.heads=2", "encoder.patch_size=8"]
+SIDES = {"panda": 22}  # of the squares: it says one thing of a whole film, so that they must be large
 PATCHES = {"fae": "encoder.patch_size=4"}  # structure is of windows, and needs some room
 
 
@@ -112,11 +113,13 @@ def test_every_detector_is_tested() -> None:
 def test_bright_squares_stand_out_the_more_the_brighter(folder: Path, phantoms: PackedFilms) -> None:
     detector = load_detector(folder)
     images = phantoms.batch(range(FIT, FIT + TEST))
-    # A random trunk sees less, and some of these say one thing of the whole film.
-    side, least = (18, 0.7) if detector.takes == "trunk" else (10, 0.9)
+    side = SIDES.get(detector.method, 10)
     normal, faint, bright = (detector.score(with_square(images, level, side)).score for level in (0.0, 0.45, 0.9))
-    truth = np.r_[np.zeros(TEST), np.ones(TEST)]
-    assert roc_auc_score(truth, np.r_[normal, bright]) > least
+    if detector.takes == "trunk":
+        # A random trunk sees too little to tell one film from another, but the square in a film from the film without.
+        assert (bright > normal).sum() >= 18, "which chance gives once in ninety times"
+    else:
+        assert roc_auc_score(np.r_[np.zeros(TEST), np.ones(TEST)], np.r_[normal, bright]) > 0.9
     assert normal.mean() < faint.mean() < bright.mean()
 
 
