@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from afire.config import Config, Section
 from afire.detect.learned import (
     Examined,
+    FilmLearner,
     LearnedConfig,
     LearnedDetector,
     TrainConfig,
@@ -29,9 +30,9 @@ from afire.detect.learned import (
     check_halvings,
     restored_films,
 )
-from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Views
+from afire.methods.base import ALL, Losses, Outputs, Views
 from afire.nn import distributed
-from afire.nn.conv import ConvDecoder, ConvEncoder, initialise_conv, shrunk
+from afire.nn.conv import ConvDecoder, ConvEncoder, initialise_conv
 from afire.nn.vit import at_least_float32, full_precision
 
 _LIMIT = 10.0  # of the log variance: beyond it exp leaves half precision
@@ -61,7 +62,7 @@ def uncertain_error(drawn: Tensor, log_variance: Tensor, images: Tensor) -> Tens
     return torch.exp(-log_variance) * (images - drawn).square()
 
 
-class UncertainAutoencoder(Learner):
+class UncertainAutoencoder(FilmLearner):
     """Four halvings, a bottleneck, four doublings; two pictures come out."""
 
     settings_type = AEUSettings
@@ -77,13 +78,6 @@ class UncertainAutoencoder(Learner):
         self.encoder, self.decoder = ConvEncoder(1, widths), ConvDecoder(2, widths)
         self.squeeze, self.expand = nn.Linear(size, self.options.latent), nn.Linear(self.options.latent, size)
         initialise_conv(self, torch.Generator().manual_seed(config.seed))
-
-    def views(self, images: Tensor, keys: Keys) -> Views:
-        return {"images": self.seen(images)}
-
-    def seen(self, images: Tensor) -> Tensor:
-        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
-        return shrunk(images[:, :1], self.side) * 2 - 1
 
     def forward(self, views: Views) -> Outputs:
         drawn, log_variance = self.draw(views["images"])

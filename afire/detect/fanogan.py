@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from afire.config import Config, Section
 from afire.detect.learned import (
     Examined,
+    FilmLearner,
     LearnedConfig,
     LearnedDetector,
     TrainConfig,
@@ -38,7 +39,6 @@ from afire.errors import UserError
 from afire.methods.base import (
     ALL,
     Keys,
-    Learner,
     Losses,
     Outputs,
     Phase,
@@ -49,7 +49,7 @@ from afire.methods.base import (
     uniform_draws,
 )
 from afire.nn import distributed
-from afire.nn.conv import CodeDecoder, CodeEncoder, initialise_conv, shrunk
+from afire.nn.conv import CodeDecoder, CodeEncoder, initialise_conv
 from afire.nn.vit import at_least_float32, full_precision
 
 _CODES, _MIXES = 0xFA01, 0xFA02  # keep these draws apart from others of the same key
@@ -95,7 +95,7 @@ def slopes(critic: nn.Module, images: Tensor) -> Tensor:
         return (gradient.flatten(1).square().sum(dim=1) + _NO_SLOPE).sqrt()
 
 
-class FAnoGANNetworks(Learner):
+class FAnoGANNetworks(FilmLearner):
     """Generator, critic and encoder, each with four stages. Every turn updates the network of its name."""
 
     settings_type = FAnoGANSettings
@@ -143,10 +143,6 @@ class FAnoGANNetworks(Learner):
         codes = normal_draws(self.latent, keys.seed ^ _CODES, keys.step, keys.rows)
         mixes = uniform_draws(1, keys.seed ^ _MIXES, keys.step, keys.rows)
         return {"images": self.seen(images), "codes": codes.to(images.device), "mixes": mixes.to(images.device)}
-
-    def seen(self, images: Tensor) -> Tensor:
-        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
-        return shrunk(images[:, :1], self.side) * 2 - 1
 
     def forward(self, views: Views) -> Outputs:
         """What the turn at hand needs, each (B,)."""

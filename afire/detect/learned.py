@@ -27,6 +27,7 @@ from afire.detect.fit import batch_of, train_networks
 from afire.detect.normals import Standard
 from afire.errors import UserError
 from afire.methods.base import AllFilms, Keys, Learner, Views
+from afire.nn.conv import shrunk
 from afire.nn.vit import Grid, Normalise, VisionTransformer, at_least_float32, grid_of, initialise
 from afire.tasks.settings import DetectorConfig
 from afire.training.pretrain import Start
@@ -166,6 +167,20 @@ class LearnedDetector(AnomalyDetector):
         examined = self.examine(images, restore)
         scores = {name: score for name, score in examined.scores.items() if names is None or name in names}
         return Look(scores, self.standard(examined.map), examined.restored)
+
+
+class FilmLearner(Learner):
+    """Networks that look at whole films, shrunk to their ``side``, and draw them."""
+
+    side: int
+
+    def seen(self, images: Tensor) -> Tensor:
+        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
+        return shrunk(images[:, :1], self.side) * 2 - 1
+
+    def views(self, images: Tensor, keys: Keys) -> Views:
+        """The films alone."""
+        return {"images": self.seen(images)}
 
 
 class TrunkLearner(Learner):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from afire.config import Config, Section
 from afire.detect.learned import (
     Examined,
+    FilmLearner,
     LearnedConfig,
     LearnedDetector,
     TrainConfig,
@@ -33,9 +34,9 @@ from afire.detect.learned import (
     check_halvings,
     restored_films,
 )
-from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Views
+from afire.methods.base import ALL, Losses, Outputs, Views
 from afire.nn import distributed
-from afire.nn.conv import ConvDecoder, ConvEncoder, initialise_conv, shrunk
+from afire.nn.conv import ConvDecoder, ConvEncoder, initialise_conv
 from afire.nn.vit import at_least_float32, full_precision
 
 _NOTHING = 1e-12
@@ -99,7 +100,7 @@ def entropy_of(weights: Tensor) -> Tensor:
     return -(weights * weights.clamp_min(_NOTHING).log()).sum(dim=-1).mean()
 
 
-class MemoryAutoencoder(Learner):
+class MemoryAutoencoder(FilmLearner):
     """Three halvings, a memory at every place, three doublings."""
 
     settings_type = MemAESettings
@@ -115,13 +116,6 @@ class MemoryAutoencoder(Learner):
         generator = torch.Generator().manual_seed(config.seed)
         initialise_conv(self, generator)
         self.memory.initialise(generator)
-
-    def views(self, images: Tensor, keys: Keys) -> Views:
-        return {"images": self.seen(images)}
-
-    def seen(self, images: Tensor) -> Tensor:
-        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
-        return shrunk(images[:, :1], self.side) * 2 - 1
 
     def forward(self, views: Views) -> Outputs:
         drawn, weights = self.draw(views["images"])

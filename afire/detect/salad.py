@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from afire.config import Config, Section
 from afire.detect.learned import (
     Examined,
+    FilmLearner,
     LearnedConfig,
     LearnedDetector,
     TrainConfig,
@@ -41,9 +42,9 @@ from afire.detect.learned import (
     mean_square,
     restored_films,
 )
-from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Views, learns, uniform_draws
+from afire.methods.base import ALL, Keys, Losses, Outputs, Views, learns, uniform_draws
 from afire.nn import distributed
-from afire.nn.conv import CodeDecoder, CodeEncoder, initialise_conv, shrunk
+from afire.nn.conv import CodeDecoder, CodeEncoder, initialise_conv
 from afire.nn.vit import at_least_float32, full_precision, patchify, unpatchify
 
 _CORRUPTION = 0x5A1AD  # keeps these draws apart from others of the same key
@@ -109,7 +110,7 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
         return (likeness / most).flatten(1).mean(dim=1)
 
 
-class SALADNetworks(Learner):
+class SALADNetworks(FilmLearner):
     """Encoder and decoder in one turn, the discriminator in the other; five stages each."""
 
     settings_type = SALADSettings
@@ -144,10 +145,6 @@ class SALADNetworks(Learner):
         blanked = ~shuffled & (fate < settings.shuffled + settings.blanked)
         broken = corrupted(seen, settings.cell, shuffled, blanked, order.argsort(dim=1), greys * 2 - 1)
         return {"images": seen, "corrupted": broken}
-
-    def seen(self, images: Tensor) -> Tensor:
-        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
-        return shrunk(images[:, :1], self.side) * 2 - 1
 
     def forward(self, views: Views) -> Outputs:
         """What the turn at hand needs: (B,) each, and the codes (B, Z)."""

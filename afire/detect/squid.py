@@ -34,6 +34,7 @@ from afire.config import Config, Section
 from afire.detect.base import NormalFilms
 from afire.detect.learned import (
     Examined,
+    FilmLearner,
     LearnedConfig,
     LearnedDetector,
     TrainConfig,
@@ -42,9 +43,9 @@ from afire.detect.learned import (
     mean_square,
     restored_films,
 )
-from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, Views, learns, uniform_draws
+from afire.methods.base import ALL, Keys, Losses, Outputs, Progress, Views, learns, uniform_draws
 from afire.nn import distributed
-from afire.nn.conv import CodeEncoder, ConvDecoder, ConvEncoder, initialise_conv, norm, shrunk
+from afire.nn.conv import CodeEncoder, ConvDecoder, ConvEncoder, initialise_conv, norm
 from afire.nn.vit import at_least_float32, patchify, unpatchify
 from afire.tasks.settings import DetectorConfig
 
@@ -190,7 +191,7 @@ class Inpainting(nn.Module):
         return attended
 
 
-class SQUIDNetworks(Learner):
+class SQUIDNetworks(FilmLearner):
     """Encoder, in-painting, student and teacher in one turn; the discriminator in the other."""
 
     settings_type = SQUIDSettings
@@ -230,10 +231,6 @@ class SQUIDNetworks(Learner):
         chances = uniform_draws(places, keys.seed ^ _SHORTCUTS, keys.step, keys.rows)
         inpainted = chances < self.settings.inpainted
         return {"images": self.seen(images), "inpainted": inpainted.to(images.device)}
-
-    def seen(self, images: Tensor) -> Tensor:
-        """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
-        return shrunk(images[:, :1], self.side) * 2 - 1
 
     def forward(self, views: Views) -> Outputs:
         """What the turn at hand needs: (B,) each, and the patterns (B, N, D)."""
