@@ -1,4 +1,4 @@
-"""Detectors whose networks take turns: in pieces, on two processes and as a graph they are what they are on one."""
+"""Detectors whose networks take turns: a batch in pieces or on two processes teaches them what a whole one does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.detect import DETECTORS
-from afire.detect.fit import detect_settings, fit_detector
+from afire.detect.fit import detect_settings
 from afire.detect.learned import LearnedDetector
-from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.methods.base import Keys, Learner, train_only
 from afire.training.pretrain import Pretraining, pretrain
 from tests import commands
@@ -119,20 +118,3 @@ def test_a_batch_in_pieces_is_the_whole_batch(
         pretrain(config, films, tmp_path / str(pieces), np.arange(48), learner=kind.Networks, device="cpu")
         found.append(dict(gradients))
     assert_same(found[1], found[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ADVERSARIES)
-def test_and_becomes_a_graph_with_a_free_batch_size(
-    method: str,
-    films: PackedFilms,
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("onnxruntime")
-    detector = fit_detector(task_of(method, films, tmp_path / "model", "held_out=0.4", "train.epochs=2"))
-    write_detector_graph(tmp_path, detector)
-    images = films.batch([3, 4, 5])
-    found = detector.score(images)
-    graph = run_detector_graph(tmp_path, images)
-    np.testing.assert_allclose(graph["score"].numpy(), found.score, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(graph["heatmap"].numpy(), found.heat, rtol=1e-3, atol=1e-3)
