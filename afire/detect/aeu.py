@@ -1,6 +1,6 @@
 """AE-U: an autoencoder that also says how sure it is of every pixel.
 
-Written from the paper (Mao et al., "Abnormality Detection in Chest X-ray Images Using Uncertainty Prediction
+After the paper (Mao et al., "Abnormality Detection in Chest X-ray Images Using Uncertainty Prediction
 Autoencoders", MICCAI 2020). The decoder draws two pictures, the film and the log variance of its error. Edges of ribs
 and heart are never drawn exactly; the variance is large there, and errors count for less. A film's score is the mean
 of its squared errors, each divided by its predicted variance.

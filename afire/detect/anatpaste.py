@@ -1,6 +1,6 @@
 """AnatPaste: a classifier that tells films from films with a piece of themselves blended into their lungs.
 
-Written from the paper (Sato et al., "Anatomy-aware self-supervised learning for anomaly detection in chest
+After the paper (Sato et al., "Anatomy-aware self-supervised learning for anomaly detection in chest
 radiographs", iScience 2023). As CutPaste, but an anatomist says where: the lungs are found by a threshold, and a patch
 of the film is pasted around a point in them, half transparent, fading at its edge and at that of the lungs, as an
 opacity would. The network learns two classes; a Gaussian is laid on what it makes of normal films, and a film's score

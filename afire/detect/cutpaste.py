@@ -1,6 +1,6 @@
 """CutPaste: a classifier that tells films from films with a piece of themselves pasted elsewhere.
 
-Written from the paper (Li et al., "CutPaste: Self-Supervised Learning for Anomaly Detection and Localization", CVPR
+After the paper (Li et al., "CutPaste: Self-Supervised Learning for Anomaly Detection and Localization", CVPR
 2021). A network learns three classes: the film as it is, with a patch of it pasted elsewhere (2 to 15 % of the film),
 and with a thin turned scar of it pasted elsewhere. To do so it has to know what belongs where. Then the classifier is
 left aside: a Gaussian is laid on what the network makes of normal films before its head, and a film's score is its

@@ -1,6 +1,6 @@
 """FAE: an autoencoder of a trunk's features, which is asked for structure rather than for exact values.
 
-Written from the paper (Meissen et al., "Unsupervised Anomaly Localization with Structural Feature-Autoencoders",
+After the paper (Meissen et al., "Unsupervised Anomaly Localization with Structural Feature-Autoencoders",
 BrainLes 2022). Features of several depths of a frozen, pre-trained network are laid over each other as the channels of
 one picture, and an autoencoder learns to draw that picture of normal films. Drawn and given are compared by structural
 similarity (SSIM): of a small window around each place, in mean, contrast and pattern, channel by channel. Where a

@@ -1,6 +1,6 @@
 """f-AnoGAN: a generator that draws normal films only, and an encoder that finds the drawing nearest to a film.
 
-Written from the paper (Schlegl et al., "f-AnoGAN: Fast unsupervised anomaly detection with generative adversarial
+After the paper (Schlegl et al., "f-AnoGAN: Fast unsupervised anomaly detection with generative adversarial
 networks", Medical Image Analysis 2019). First a Wasserstein GAN with gradient penalty learns to draw normal films from
 random codes; then, with both of its networks kept still, an encoder learns the code whose drawing looks like a given
 film, to the eye (pixels) and to the critic (its last features): the paper's izi_f. What no code draws is left over. A

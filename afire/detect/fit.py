@@ -9,6 +9,7 @@ seen.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -317,11 +318,18 @@ def fit_detector(task: FitTask) -> AnomalyDetector:
 
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
     """
+    _refuse_several_processes()
     with folder_lock(task.out, "the detector in"):
         if (task.out / SETTINGS).exists():
             raise UserError(f"{task.out} already holds a detector; choose another --out.")
         require_own(task.out, FILMS, (CONFIG, MODEL))
         return _fit_detector(task)
+
+
+def _refuse_several_processes() -> None:
+    """A fit reads, chooses and writes in one process: others would wait for it, or write the same folder."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("a detector is fitted in one process; start `afire detect fit` without torchrun or accelerate.")
 
 
 def _fit_detector(task: FitTask) -> AnomalyDetector:

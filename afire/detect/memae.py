@@ -1,6 +1,6 @@
 """MemAE: an autoencoder that may only draw what lies in a memory of normal patterns.
 
-Written from the paper (Gong et al., "Memorizing Normality to Detect Anomaly: Memory-augmented Deep Autoencoder for
+After the paper (Gong et al., "Memorizing Normality to Detect Anomaly: Memory-augmented Deep Autoencoder for
 Unsupervised Anomaly Detection", ICCV 2019). Every place of the encoder's map asks a memory: it is replaced by a mix of
 memory items, weighted by their likeness to it, small weights set to nothing. What no mix of few normal patterns
 explains is drawn badly. A film's score is its mean squared restoration error.

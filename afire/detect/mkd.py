@@ -1,6 +1,6 @@
 """MKD: a small network that learnt to answer as a large one does on normal films; elsewhere the two disagree.
 
-Written from the paper (Salehi et al., "Multiresolution Knowledge Distillation for Anomaly Detection", CVPR 2021). A
+After the paper (Salehi et al., "Multiresolution Knowledge Distillation for Anomaly Detection", CVPR 2021). A
 frozen, pre-trained source network and a smaller cloner look at the same film. At several critical layers the cloner
 has to give what the source gives, in value (squared difference) and in direction (one minus the cosine of the whole
 layer). It sees normal films only, and knows no answer to anything else. A film's score is the loss that is left.

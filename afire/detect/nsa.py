@@ -1,6 +1,6 @@
 """NSA: a network that points at patches of other films, blended into a film without a seam.
 
-Written from the paper (Schlueter et al., "Natural Synthetic Anomalies for Self-Supervised Anomaly Detection and
+After the paper (Schlueter et al., "Natural Synthetic Anomalies for Self-Supervised Anomaly Detection and
 Localization", ECCV 2022). One to three patches of another film, scaled, are blended into a film (Poisson blending), and
 a network learns to say of every place how much it was changed: a bounded function of the change in grey levels, so
 that a patch that happens to fit is not called a defect. A film's score is the mean of what the network says.

@@ -1,6 +1,6 @@
 """PANDA: a pre-trained trunk whose features of normal films are drawn together, but not until they are all the same.
 
-Written from the paper (Reiss et al., "PANDA: Adapting Pretrained Features for Anomaly Detection and Segmentation", CVPR
+After the paper (Reiss et al., "PANDA: Adapting Pretrained Features for Anomaly Detection and Segmentation", CVPR
 2021). The last half of the trunk is trained so that the features of normal films come near their first mean. Left
 alone, that ends in a trunk that says the same of every film. Two ways prevent it: stop after a fixed number of updates
 (`early`), or hold every weight near its first value, the more so the more the features depend on it (`ewc`: elastic

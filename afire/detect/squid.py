@@ -1,6 +1,6 @@
 """SQUID: films are drawn from what normal films had at the same place, and a discriminator says how real they look.
 
-Written from the paper (Xiang et al., "SQUID: Deep Feature In-Painting for Unsupervised Anomaly Detection", CVPR 2023).
+After the paper (Xiang et al., "SQUID: Deep Feature In-Painting for Unsupervised Anomaly Detection", CVPR 2023).
 A film is cut into patches, and each is encoded alone. Every place of the film has a queue with the last normal patterns
 seen there: a patch is replaced by a mix of the few that are most like it, and completed by what its neighbours, equally
 replaced, say about it (the in-painting block). A student decoder draws the film from that. A teacher decoder draws it

@@ -238,3 +238,15 @@ def test_networks_that_cannot_be(tmp_path: Path) -> None:
         open_networks(str(tmp_path / "gone"), "tiny")
     with pytest.raises(UserError, match=r"adapt\.lesions\.place"):
         open_networks("random", "tiny", None, [*SMALLEST, "lesions.place=lungs"])
+
+
+def test_a_fit_under_torchrun_is_refused_and_writes_nothing(
+    films: PackedFilms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process says so: one that waited for the others would never end."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        UserError, match="a detector is fitted in one process; start `afire detect fit` without torchrun"
+    ):
+        fit_smallest(films, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
