@@ -1,8 +1,9 @@
 """Detectors that train networks of their own on normal films, in the loop of every training.
 
 Such a detector is one file: a :class:`~afire.methods.base.Learner` (its networks, views and losses), its settings, and
-a :class:`LearnedDetector` that says what the trained networks find in a film. Training has checkpoints, can be resumed and
-stops on a signal as a pre-training does; a fit is made in one process. Its folder is kept with the detector.
+a :class:`LearnedDetector` that says what the trained networks find in a film.
+Training has checkpoints, can be resumed and stops on a signal as a pre-training does; a fit is made in one process. Its
+folder is kept with the detector.
 
 Shapes: B films of S x S pixels, L = rows x columns places of the heatmap, D width of a token, P depths of the trunk.
 """
