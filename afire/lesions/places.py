@@ -230,8 +230,8 @@ def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     return seeds, centre, (x > left) & (x < right) & (y > top) & (y < bottom)
 
 
-# On packed fields a cell is a bit and a row of cells a number, int64 (..., G). Fronts advance some twenty times a batch:
-# with 56 cells in one operation they take a tenth of the time.
+# On packed fields a cell is a bit and a row of cells a number, int64 (..., G): the fronts advance some twenty times a
+# batch, and one operation moves 56 cells.
 
 
 def _packed(field: Tensor) -> Tensor:

@@ -182,7 +182,9 @@ class Painter:
             difference = self._difference(film.square, drawing.restored, shape)
             images |= {"restored": restored, "difference": difference}
         written = {kind: picture_name(film.number, kind) for kind in images}
-        (self.out / written["film"]).parent.mkdir(parents=True, exist_ok=True)
+        folder = (self.out / written["film"]).parent
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
         for kind, image in images.items():
             # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
             path = self.out / written[kind]
