@@ -93,6 +93,9 @@ class EncoderConfig(Section):
     depth: int = Field(12, ge=1, description="number of blocks")
     heads: int = Field(12, ge=1, description="attention heads")
     patch_size: int = Field(16, ge=2, description="side of a patch in pixels")
+    stem: Literal["patch", "conv"] = Field(
+        "patch", description="patches through one matrix, or strided 3x3 convolutions (patch_size a power of 2)"
+    )
     positions: Literal["sincos", "learned"] = Field("sincos", description="fixed 2-D sin-cos, or learned")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth of the last block, rising linearly")
     gradient_checkpointing: bool = Field(False, description="recompute blocks in backward: less memory, slower")
@@ -118,6 +121,8 @@ class EncoderConfig(Section):
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.width % 4:
             raise ValueError(f"width {self.width} is not a multiple of 4, which 2-D sin-cos positions need")
+        if self.stem == "conv" and self.patch_size & (self.patch_size - 1):
+            raise ValueError(f"stem conv halves films and needs a patch_size such as 8 or 16, not {self.patch_size}")
         return self
 
 
