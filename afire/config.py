@@ -258,17 +258,27 @@ class Config(Section):
         return self
 
 
-def load_config(preset: str | None = None, file: Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out."""
-    files = [preset_path(preset)] if preset is not None else []
-    return load_settings(Config, [*files, *([file] if file is not None else [])], overrides)
+def load_config(
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Iterable[str] = (),
+    weights: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out.
+
+    What ``weights`` say of themselves counts more than a preset, which cannot know them, and less than the others.
+    """
+    presets = [_read_yaml(preset_path(preset))] if preset is not None else []
+    return load_settings(Config, [*presets, weights, *([file] if file is not None else [])], overrides)
 
 
-def load_settings(kind: type[SectionType], files: Iterable[Path], overrides: Iterable[str] = ()) -> SectionType:
-    """Settings of any kind: defaults, then each YAML file, then ``key.sub=value`` overrides."""
+def load_settings(
+    kind: type[SectionType], layers: Iterable[Path | Mapping[str, Any]], overrides: Iterable[str] = ()
+) -> SectionType:
+    """Settings of any kind: defaults, then each YAML file or mapping, then ``key.sub=value`` overrides."""
     values: dict[str, Any] = {}
-    for file in files:
-        _merge(values, _read_yaml(file))
+    for layer in layers:
+        _merge(values, _read_yaml(layer) if isinstance(layer, Path) else layer)
     for override in overrides:
         _merge(values, parse_override(override))
     return validate(values, kind)

@@ -91,8 +91,8 @@ def pretrain(
     init: Annotated[
         str | None,
         typer.Option(
-            help="Start from weights: a run, a bundle, hf://owner/name, or a timm, DINO, MAE, Hugging Face or original "
-            "AFiRe file."
+            help="Start from weights: a run, a bundle, hf://owner/name, timm:NAME, or a timm, DINO, MAE, Hugging Face "
+            "or original AFiRe file, whose architecture is then the run's."
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
@@ -117,12 +117,13 @@ def pretrain(
     from afire.methods import check_overrides
     from afire.training.batches import normal_training_rows
     from afire.training.pretrain import pretrain as run_pretraining
-    from afire.weights import start_from
+    from afire.weights import said_by, start_from
 
     logger = logging.getLogger("afire")
     asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
     [settings] = sort_settings(asked, PRETRAIN)
-    config = config_for(load_config(preset, config_file, settings), data)
+    said = said_by(init, data) if init is not None else {}
+    config = config_for(load_config(preset, config_file, settings, said), data)
     check_overrides(config.method, settings)
     first = is_first_process()
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)

@@ -54,7 +54,7 @@ from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
 from afire.training.pretrain import Start, pretrain
 from afire.training.run_folder import environment, newest_checkpoint
-from afire.weights import RANDOM, Weights, open_weights, start_from
+from afire.weights import RANDOM, Weights, open_weights, said_by, start_from
 
 
 def paper_procedure(config: Config) -> dict[str, Any]:
@@ -235,11 +235,15 @@ class Networks:
 
 
 def open_networks(
-    weights: str, preset: str | None = None, file: Path | None = None, overrides: Sequence[str] = ()
+    weights: str,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    data: Path | None = None,
 ) -> Networks:
     """``weights`` is a run, a checkpoint of one, a bundle, an encoder's file or ``random``.
 
-    A run and a bundle bring their settings; the others need them.
+    A run and a bundle bring their settings, a file its architecture for films as ``data`` packs them.
     """
     for override in overrides:
         if override.strip().startswith("lesions."):
@@ -249,7 +253,8 @@ def open_networks(
     if opened.brings_settings:
         _refuse_settings(preset, file, overrides)
         return Networks(opened.config, opened, opened.run)
-    asked = load_config(preset, file, overrides) if preset is not None or file is not None or overrides else None
+    said = said_by(weights, data)
+    asked = load_config(preset, file, overrides, said) if preset or file or overrides or said else None
     config = open_weights(weights, asked).config
     return Networks(config, init=None if weights == RANDOM else weights)
 
@@ -271,7 +276,7 @@ def networks_for(
             raise UserError(
                 f"the detector {method} needs --weights: a run, a bundle, a file of a ViT, or random (with --preset)."
             )
-        return open_networks(weights, preset, file, overrides)
+        return open_networks(weights, preset, file, overrides, data)
     if weights is not None:
         raise UserError(f"the detector {method} trains networks of its own; leave out --weights.")
     config = load_config(preset, file, overrides)
