@@ -21,6 +21,7 @@ Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
 PRESETS = ("paper", "original", "small", "tiny")
 VIT_SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}  # width, depth, heads
+_BUDGETS = ("epochs", "film_views_min", "minutes")  # of a run; the last that is said counts
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -196,6 +197,12 @@ class TrainingConfig(Section):
     """The pre-training recipe."""
 
     epochs: int = Field(800, ge=1, description="passes over the normal films")
+    film_views_min: int = Field(
+        0, ge=0, description="films seen in all, at the least: few films get more epochs for it; 0 = epochs alone"
+    )
+    minutes: float = Field(
+        0, ge=0, description="length by the clock: epochs follow from the speed, measured once at the start; 0 = not"
+    )
     batch_size: int = Field(64, ge=1, description="films in one update, of all processes together, before views")
     learning_rate: float = Field(5e-4, gt=0, description="for a batch of 256; scaled linearly with it")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
@@ -277,10 +284,11 @@ def load_settings(
 ) -> SectionType:
     """Settings of any kind: defaults, then each YAML file or mapping, then ``key.sub=value`` overrides."""
     values: dict[str, Any] = {}
-    for layer in layers:
-        _merge(values, _read_yaml(layer) if isinstance(layer, Path) else layer)
+    asked: dict[str, Any] = {}
     for override in overrides:
-        _merge(values, parse_override(override))
+        _merge(asked, parse_override(override))
+    for layer in (*layers, asked):
+        _merge(values, _one_budget(_read_yaml(layer) if isinstance(layer, Path) else layer, kind))
     return validate(values, kind)
 
 
@@ -288,8 +296,20 @@ def changed(config: SectionType, *values: Mapping[str, Any]) -> SectionType:
     """The same settings but for ``values``, which are nested as in a YAML file; later ones count."""
     merged = config.model_dump()
     for each in values:
-        _merge(merged, each)
+        _merge(merged, _one_budget(each, type(config)))
     return validate(merged, type(config))
+
+
+def _one_budget(values: Mapping[str, Any], kind: type[Section]) -> Mapping[str, Any]:
+    """Who says how long a run is overrules all that was said before: epochs, say, the film views of a preset."""
+    training = values.get("training")
+    if (
+        not issubclass(kind, Config)
+        or not isinstance(training, Mapping)
+        or not any(name in training for name in _BUDGETS)
+    ):
+        return values
+    return {**values, "training": {**dict.fromkeys(_BUDGETS[1:], 0), **training}}
 
 
 def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -> Path:

@@ -170,20 +170,20 @@ def asked_config(
     """
     from afire.data.pack import config_for
 
-    said = _said_by(weights, data)
+    said = _said_by(weights, data, preset)
     if not (preset or file or overrides or said):
         return None
     config = model_config(preset, file, overrides, said)
     return config_for(config, data) if data is not None else config
 
 
-def _said_by(weights: str | Path | None, data: Path | None) -> Mapping[str, Any]:
+def _said_by(weights: str | Path | None, data: Path | None, preset: str | None) -> Mapping[str, Any]:
     """Nothing where each seed has weights of its own: those are opened one by one, and must be alike."""
     if weights is None or "{seed}" in str(weights):
         return {}
     from afire.weights import said_by
 
-    return said_by(weights, data)
+    return said_by(weights, data, preset)
 
 
 def fraction_folder(out: Path, fraction: float, several: bool) -> Path:

@@ -10,7 +10,10 @@ import typer
 from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose, is_first_process
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from afire.config import Config
+    from afire.training.pretrain import Observer
 
 MethodName = Annotated[
     str | None,
@@ -79,6 +82,14 @@ def _method_yaml(method: str | None, settings: Config) -> str:
     return to_yaml(settings, unread(settings.method), options)
 
 
+def _refuse_two_lengths(settings: Sequence[str]) -> None:
+    from afire.errors import UserError
+
+    for setting in settings:
+        if setting.partition("=")[0].strip() in ("training.epochs", "training.film_views_min"):
+            raise UserError(f"--minutes and --set {setting} both say how long to train; give one of them.")
+
+
 def pretrain(
     data: Annotated[Path, typer.Option("--data", help="A pack, a manifest (.parquet or .csv) or a folder of films.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
@@ -94,6 +105,10 @@ def pretrain(
             help="Start from weights: a run, a bundle, hf://owner/name, timm:NAME, or a timm, DINO, MAE, Hugging Face "
             "or original AFiRe file, whose architecture is then the run's."
         ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="How long to train: epochs follow from the speed, measured once at the start.", min=0.01),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Resume although settings or data changed.")] = False,
@@ -120,9 +135,12 @@ def pretrain(
     from afire.weights import said_by, start_from
 
     logger = logging.getLogger("afire")
-    asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
+    length = [f"training.minutes={minutes}"] if minutes is not None else []
+    asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else []), *length]
     [settings] = sort_settings(asked, PRETRAIN)
-    said = said_by(init, data) if init is not None else {}
+    if minutes is not None:
+        _refuse_two_lengths(settings)
+    said = said_by(init, data, preset) if init is not None else {}
     config = config_for(load_config(preset, config_file, settings, said), data)
     check_overrides(config.method, settings)
     first = is_first_process()
@@ -133,15 +151,21 @@ def pretrain(
         logger.info("%s from %s", message, data)
         if not is_pack(data):
             logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
-    observers: list[object] = []
-    if config.run.picture_epochs:
-        from afire.report.sheets import EpochPictures
 
-        observers.append(EpochPictures(config.run.picture_epochs, config.training.epochs))
-    if config.run.probe_epochs and first:
-        from afire.training.online import OnlineProbe
+    def observers(settled: Config) -> list[Observer]:
+        """Those of the run, whose length is known now."""
+        run = settled.run
+        watching: list[Observer] = []
+        if run.picture_epochs:
+            from afire.report.sheets import EpochPictures
 
-        observers.append(OnlineProbe(films, chosen_split, config.run.probe_epochs, config.run.probe_films, config.seed))
+            watching.append(EpochPictures(run.picture_epochs, settled.training.epochs))
+        if run.probe_epochs and first:
+            from afire.training.online import OnlineProbe
+
+            watching.append(OnlineProbe(films, chosen_split, run.probe_epochs, run.probe_films, settled.seed))
+        return watching
+
     result = run_pretraining(
         config,
         films,
@@ -153,7 +177,7 @@ def pretrain(
         resume=resume,
         force=force,
         device=device,
-        observers=observers,  # type: ignore[arg-type]
+        observers=observers,
     )
     if first:
         endings = {

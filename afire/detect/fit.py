@@ -130,7 +130,7 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     batch = batch_of(recipe.batch_size, films, config.training.accumulate)
     training = config.training.model_copy(
         update={
-            "epochs": recipe.epochs,
+            **{"epochs": recipe.epochs, "film_views_min": 0, "minutes": 0.0},
             **batch,
             # The loop scales by batch / 256; this undoes it.
             "learning_rate": recipe.learning_rate * 256 / batch["batch_size"],
@@ -253,7 +253,7 @@ def open_networks(
     if opened.brings_settings:
         _refuse_settings(preset, file, overrides)
         return Networks(opened.config, opened, opened.run)
-    said = said_by(weights, data)
+    said = said_by(weights, data, preset)
     asked = load_config(preset, file, overrides, said) if preset or file or overrides or said else None
     config = open_weights(weights, asked).config
     return Networks(config, init=None if weights == RANDOM else weights)

@@ -82,11 +82,12 @@ def _find(source: str | Path, config: Config | None, network: str | None, seed: 
     return FileWeights(name, config, network, path, file)
 
 
-def said_by(source: str | Path, data: Path | None = None) -> Mapping[str, Any]:
+def said_by(source: str | Path, data: Path | None = None, preset: str | None = None) -> Mapping[str, Any]:
     """What the tensors of a file say about settings, nested as in YAML, for :func:`~afire.config.load_config`.
 
     Nothing for a run, a bundle and a detector, which bring all settings, and for random weights. Positions are made to
-    fit another grid, so that the films of a pack ``data`` are taken as they are.
+    fit another grid, so that the films of a pack ``data`` are taken as they are. Of heads, which tensors do not tell, a
+    ``preset`` of the same width knows more than we do.
     """
     if str(source) == RANDOM:
         return {}
@@ -99,6 +100,10 @@ def said_by(source: str | Path, data: Path | None = None) -> Mapping[str, Any]:
         packed = read_summary(data).settings.size
         if packed % architecture.patch_size == 0:
             said["image"]["size"] = packed
+    if preset is not None and not architecture.heads_said:
+        encoder = load_config(preset).encoder
+        if encoder.width == architecture.width:
+            said["encoder"]["heads"] = encoder.heads
     return said
 
 

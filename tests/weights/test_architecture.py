@@ -87,6 +87,12 @@ def test_heads_are_those_of_the_known_widths(width: int, heads: int) -> None:
     assert usual_heads(width) == heads and width % heads == 0
 
 
+def test_a_preset_of_the_same_width_knows_the_heads(tmp_path: Path) -> None:
+    file = saved(tmp_path, prefixed(vit(1, width=64), ""))
+    assert said_by(file)["encoder"]["heads"] == said_by(file, None, "small")["encoder"]["heads"] == 1
+    assert said_by(file, None, "tiny")["encoder"]["heads"] == load_config("tiny").encoder.heads == 2
+
+
 def test_what_was_taken_for_the_heads_is_said(tmp_path: Path) -> None:
     weights = open_weights(saved(tmp_path, prefixed(vit(1, width=128), "")))
     assert weights.config.encoder.heads == 2
