@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from afire.config import Config, RunConfig, load_config
+from afire.errors import UserError
 from afire.training.run_folder import CONFIG, RunFolder
 
 logger = logging.getLogger("afire")
@@ -83,6 +84,14 @@ def enough_epochs(config: Config, films: int) -> Config:
     return lasting(config, max(needed, config.training.epochs))
 
 
+def in_epochs(config: Config, films: int) -> Config:
+    """The same, said in epochs alone: what studies do, whose trials are to be equally long."""
+    if config.training.minutes:
+        raise UserError("training.minutes would make every trial as long as its machine is fast; set training.epochs.")
+    settled = enough_epochs(config, films)
+    return settled.model_copy(update={"training": settled.training.model_copy(update={"film_views_min": 0})})
+
+
 def as_begun(config: Config, folder: RunFolder) -> Config | None:
     """With the epochs that the run in ``folder`` was begun with; None where it says another budget than ``config``.
 
@@ -110,5 +119,11 @@ def message(asked: Config, settled: Config, films: int, speed: Speed | None, ste
         why = f"{before.film_views_min:,} film views of {films:,} films (training.film_views_min)"
     else:
         return ""
-    text = f"{why}: {after.epochs:,} epochs in place of {before.epochs:,}, {after.epochs * steps_per_epoch:,} steps"
-    return text + (f"; warm-up of {after.warmup_epochs:.3g} epochs, the same share" if before.warmup_epochs else "")
+    count = f"{after.epochs:,} epoch{'s' if after.epochs > 1 else ''}"
+    clauses = [f"{why}: {count} in place of {before.epochs:,}, {after.epochs * steps_per_epoch:,} steps"]
+    alone = (steps_per_epoch * speed.step + speed.epoch_end) / 60 if speed is not None else 0.0
+    if alone > before.minutes:
+        clauses.append(f"an epoch alone takes {alone:.3g} minutes")
+    if before.warmup_epochs:
+        clauses.append(f"warm-up of {after.warmup_epochs:.3g} epochs, the same share of the run")
+    return "; ".join(clauses)
