@@ -12,13 +12,19 @@ from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from afire.config import Config
+    from afire.data.pack import Films
+    from afire.data.splits import Split
     from afire.training.pretrain import Observer
 
 MethodName = Annotated[
     str | None,
     typer.Option(
-        "--method", help="The pre-training method: afire (the default), mae. `afire config` prints its settings."
+        "--method",
+        help="The pre-training method: afire (the default), mae, phantom. `afire config` prints its settings.",
     ),
 ]
 
@@ -90,9 +96,53 @@ def _refuse_two_lengths(settings: Sequence[str]) -> None:
             raise UserError(f"--minutes and --set {setting} both say how long to train; give one of them.")
 
 
+def _given(
+    config: Config, data: Path, root: Path | None, split: Path | None, first: bool
+) -> tuple[Films, NDArray[np.int64], Split | None]:
+    """The films of ``data``, which of them are used, and the split that says so."""
+    import logging
+
+    from afire.data.pack import is_pack, open_films
+    from afire.data.splits import read_split
+    from afire.training.batches import normal_training_rows
+
+    logger = logging.getLogger("afire")
+    films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
+    chosen = read_split(split) if split is not None else None
+    rows, message = normal_training_rows(films.manifest, chosen)
+    if first:
+        logger.info("%s from %s", message, data)
+        if not is_pack(data):
+            logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
+    return films, rows, chosen
+
+
+def _drawn(config: Config, split: Path | None) -> tuple[Films, NDArray[np.int64], None]:
+    """Rows for films that the method draws itself."""
+    import numpy as np
+
+    from afire.data.numbered import NumberedFilms
+    from afire.errors import UserError
+    from afire.methods import method_type
+
+    count = method_type(config.method).own_films(config)
+    if not count:
+        why = " while options.afire is above 0" if config.method == "phantom" else ""
+        raise UserError(f"the method {config.method} learns from films{why}; say which with --data.")
+    if split is not None:
+        raise UserError("--split chooses among the films of --data, and there are none; leave it out.")
+    return NumberedFilms(count, config.image), np.arange(count), None
+
+
 def pretrain(
-    data: Annotated[Path, typer.Option("--data", help="A pack, a manifest (.parquet or .csv) or a folder of films.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="A pack, a manifest (.parquet or .csv) or a folder of films; not for a method that draws its own.",
+        ),
+    ] = None,
     root: Root = None,
     split: Annotated[Path | None, typer.Option(help="A split file; only its training films are used.")] = None,
     method: MethodName = None,
@@ -121,16 +171,17 @@ def pretrain(
 
     Example: [cyan]afire pretrain --data packs/nih --out runs/nih --preset small[/cyan]
 
+    Without anybody's films: afire pretrain --method phantom --out runs/phantom --preset small
+
     Several GPUs: torchrun --nproc-per-node 8 -m afire pretrain --data packs/mimic --out runs/mimic --preset paper
     """
     import logging
 
     from afire.cli.settings import PRETRAIN, sort_settings
     from afire.config import load_config
-    from afire.data.pack import config_for, is_pack, open_films
-    from afire.data.splits import read_split
+    from afire.data.pack import config_for
+    from afire.errors import UserError
     from afire.methods import check_overrides
-    from afire.training.batches import normal_training_rows
     from afire.training.pretrain import pretrain as run_pretraining
     from afire.weights import said_by, start_from
 
@@ -141,16 +192,13 @@ def pretrain(
     if minutes is not None:
         _refuse_two_lengths(settings)
     said = said_by(init, data, preset) if init is not None else {}
-    config = config_for(load_config(preset, config_file, settings, said), data)
+    config = load_config(preset, config_file, settings, said)
+    config = config if data is None else config_for(config, data)
     check_overrides(config.method, settings)
     first = is_first_process()
-    films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
-    chosen_split = read_split(split) if split is not None else None
-    rows, message = normal_training_rows(films.manifest, chosen_split)
-    if first:
-        logger.info("%s from %s", message, data)
-        if not is_pack(data):
-            logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
+    films, rows, chosen_split = _drawn(config, split) if data is None else _given(config, data, root, split, first)
+    if config.run.probe_epochs and data is None:
+        raise UserError("the online probe (run.probe_epochs) needs films with labels; give them with --data.")
 
     def observers(settled: Config) -> list[Observer]:
         """Those of the run, whose length is known now."""
@@ -171,7 +219,7 @@ def pretrain(
         films,
         out,
         rows,
-        source=data.name,
+        source=data.name if data is not None else config.method,
         start=start_from(init) if init is not None else None,
         behind=init,
         resume=resume,
