@@ -19,8 +19,11 @@ from afire.errors import UserError
 
 Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
-PRESETS = ("paper", "original", "small", "tiny")
-VIT_SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}  # width, depth, heads
+PRESETS = ("paper", "original", "large", "huge", "small", "tiny")
+VIT_SIZES = {  # width, depth, heads
+    **{"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)},
+    **{"large": (1024, 24, 16), "huge": (1280, 32, 16)},
+}
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -86,8 +89,8 @@ class LesionConfig(Section):
 class EncoderConfig(Section):
     """The vision transformer."""
 
-    size: Literal["tiny", "small", "base"] | None = Field(
-        None, description="a named size (tiny, small, base) instead of width, depth and heads; null = by number"
+    size: Literal["tiny", "small", "base", "large", "huge"] | None = Field(
+        None, description="tiny, small, base, large or huge instead of width, depth and heads; null = by number"
     )
     width: int = Field(768, ge=12, description="width D of a token")
     depth: int = Field(12, ge=1, description="number of blocks")
@@ -207,6 +210,10 @@ class TrainingConfig(Section):
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the networks")
     compile: bool = Field(False, description="torch.compile the networks")
+    shard: Literal["none", "ddp", "fsdp"] = Field(
+        "ddp",
+        description="how processes share the weights: ddp, each has all; fsdp, each has a part; none: one process only",
+    )
 
 
 class RunConfig(Section):

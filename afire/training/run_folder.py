@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -48,6 +48,8 @@ from afire.files import (
     write_text,
 )
 from afire.methods import METHODS
+from afire.nn import distributed
+from afire.training.sharding import whole_tensors
 
 logger = logging.getLogger("afire")
 
@@ -89,16 +91,36 @@ class Checkpoint:
         return load_file(self.folder / OPTIMIZER)
 
 
-def save_checkpoint(run: Path, model: nn.Module, optimizers: Optimizers, state: Mapping[str, Any], keep: int) -> Path:
+class Tensors(NamedTuple):
+    """What a checkpoint holds, whole: it does not tell on how many processes it was made, or how they shared it."""
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+
+
+def collect(model: nn.Module, optimizers: Optimizers, keep: bool = True) -> Tensors:
+    """Weights and moments, joined from their parts where they are sharded; empty without ``keep``. A collective call."""
+    return Tensors(whole_tensors(model.state_dict(), keep), whole_tensors(optimizer_state(model, optimizers), keep))
+
+
+def save_checkpoint(
+    run: Path,
+    model: nn.Module,
+    optimizers: Optimizers,
+    state: Mapping[str, Any],
+    keep: int,
+    tensors: Tensors | None = None,
+) -> Path:
     """Write the checkpoint of ``state["step"]`` and remove all but the newest ``keep`` that are whole.
 
+    ``tensors`` are what :func:`collect` gave, where all processes had to take part in it; else they are collected here.
     A disk that is full or read-only is a :class:`UserError`; the checkpoints before stay as they are.
     """
     folder = run / CHECKPOINTS
     final = folder / f"step-{int(state['step']):08d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_folder(final, model.state_dict(), optimizer_state(model, optimizers), state)
+        write_folder(final, *(tensors or collect(model, optimizers)), state)
         _prune(folder, keep)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk in its own way
         kept = [path.name for path in sorted(folder.glob("step-*"))]
@@ -203,11 +225,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
     """Put a checkpoint into ``model`` and ``optimizers``."""
+    restore_model(checkpoint, model)
+    restore_optimizers(checkpoint, model, optimizers)
+
+
+def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Put the weights of a checkpoint into a ``model`` that is not sharded yet."""
     try:
         model.load_state_dict(checkpoint.model_tensors())
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise UserError(f"{checkpoint.folder} does not fit this model: {first}") from None
+
+
+def restore_optimizers(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
+    """Put the moments of a checkpoint into ``optimizers``; a collective call where ``model`` is sharded."""
     load_optimizer_state(checkpoint.optimizer_tensors(), model, optimizers)
 
 
@@ -240,7 +272,10 @@ def load_optimizer_state(tensors: Mapping[str, torch.Tensor], model: nn.Module, 
             continue  # a parameter that this phase of the run does not train
         optimizer = owners[id(parameter)]
         # AdamW keeps its step counter where it was made (the CPU unless fused on a GPU); moments live with the weight.
-        home = value if moment == "step" and not _fused(optimizer) else value.to(parameter.device)
+        if moment == "step":
+            home = value.to(parameter.device) if _fused(optimizer) else value
+        else:
+            home = distributed.part_like(value, parameter)
         optimizer.state[parameter][moment] = home.clone()
 
 
@@ -316,9 +351,10 @@ class RunFolder:
         return checkpoint
 
     def changes(self, config: Section, data: Mapping[str, Any]) -> list[str]:
-        """Settings and data that differ from those the run was begun with; the section `run` may change freely."""
-        before = _flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude={"run"}))
-        now = _flat(config.model_dump(exclude={"run"}))
+        """Settings and data that differ from those the run was begun with; `run` and `training.shard` may change."""
+        free: Any = {"run": True, "training": {"shard"}}  # where weights lie does not change them
+        before = _flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude=free))
+        now = _flat(config.model_dump(exclude=free))
         changes = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         stored = read_json(self.path / DATA)
         for key, what in (("hash", "data's"), ("weights_hash", "weights'")):
