@@ -17,6 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+# torch 2.13 has another name for it, and warns about the one that older versions know.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
+
+
 def world_size() -> int:
     """Number of processes that train together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -79,7 +83,7 @@ class _Gather(torch.autograd.Function):
         """Each process wants the sum of its own rows only: a share of what summing all rows everywhere would send."""
         gradient = gradients[0].contiguous()
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
-        dist.reduce_scatter_tensor(own, gradient)
+        _reduce_scatter(own, gradient)
         return own
 
 

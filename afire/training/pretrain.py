@@ -146,7 +146,6 @@ class Pretraining(Trainer):
         if recipe.compile:
             sharding.compile_networks(self.model, ranks)
         self.wrap(checkpoint)
-        sharding.run_as_forward(self.model, "prepare")
         self.model.begin_run(torch.from_numpy(rows), self._read)
         # Of the last step and epoch: a run that was killed after its last checkpoint has nothing left to measure.
         before = checkpoint.state if checkpoint is not None else {}
@@ -196,7 +195,8 @@ class Pretraining(Trainer):
             self._make_optimizers()  # other parameters are trained now: old moments would move what is frozen
             self.wrap(None)
         if self.model.prepares:
-            self.model.prepare(epoch, self._all_films)
+            with sharding.gathered(self.model):
+                self.model.prepare(epoch, self._all_films)
 
     def _all_films(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every film of the run, in the order of the manifest, on every process."""

@@ -8,6 +8,8 @@ and precision are those of DDP: weights and their gradients stay float32, and au
 from __future__ import annotations
 
 import os
+import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -54,6 +56,8 @@ def settle(accelerator: Accelerator, shard: Shard, plugin: FullyShardedDataParal
     if plugin is None:
         return
     os.environ.pop(_ASKED, None)
+    # Outputs are views where the last layer's are; nothing changes them in place, which is what torch warns of.
+    warnings.filterwarnings("ignore", message=".*FSDP2-wrapped module.*returned a view", category=UserWarning)
     # accelerate hands the plugin to GPUs alone; torch shards among CPU processes just as well.
     if accelerator.distributed_type == DistributedType.MULTI_CPU:
         accelerator.state.distributed_type = DistributedType.FSDP
@@ -79,24 +83,18 @@ def gathered(model: nn.Module) -> Iterator[None]:
     For what one process does alone, and for networks that are called otherwise than through ``forward``.
     """
     parts = _parts(model)
+    hooks = [(part._forward_pre_hooks, part._forward_hooks) for part in parts]
     for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
         part.unshard()
+        # FSDP's hooks gather, let go and note in which order: a process alone would wait for the others, or they later
+        # for it. Nothing else hangs on a network of a learner.
+        part._forward_pre_hooks, part._forward_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
-        for part in parts:
+        for part, (before, after) in zip(parts, hooks, strict=True):
+            part._forward_pre_hooks, part._forward_hooks = before, after
             part.reshard()
-            # As before: a step needs what lies outside of blocks, the root's, until its end.
-            part.set_reshard_after_forward(part is not model, recurse=False)
-
-
-def run_as_forward(model: nn.Module, method: str) -> None:
-    """Let a ``method`` that runs networks gather weights as ``forward`` does; nothing to do where none lie in parts."""
-    if is_sharded(model):
-        from torch.distributed.fsdp import register_fsdp_forward_method
-
-        register_fsdp_forward_method(model, method)
 
 
 def in_full_precision(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
