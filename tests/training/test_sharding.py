@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from afire.config import Config
+from afire.config import Config, load_config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
-from afire.nn.distributed import in_parts, own_part, part_like, whole
+from afire.methods import METHODS
+from afire.methods.base import AllFilms, Losses
+from afire.nn.distributed import in_parts, own_part, part_like, whole, world_size
 from afire.training import pretrain
 from afire.training.engine import make_accelerator
 from tests import commands
-from tests.training.conftest import SMALLEST
+from tests.methods.test_base import AdversarialInPhases, Phased
+from tests.training.conftest import SMALLEST, draw_pack
 from tests.training.test_pretrain_processes import final
 
 pytestmark = pytest.mark.slow
@@ -71,6 +75,52 @@ def test_two_sharded_processes_equal_one(
     assert "Warning" not in ended[0].stderr + ended[1].stderr
     assert_equal(tmp_path / "one", tmp_path / "two")
     assert json.loads((tmp_path / "two/summary.json").read_text())["processes"] == 2
+
+
+class Looking(Phased):
+    """A phase that freezes the trunk, then one that trains it; before each epoch, a pass of the trunk over all films."""
+
+    def prepare(self, epoch: int, films: AllFilms) -> None:
+        with torch.no_grad():
+            self.mean.copy_(torch.cat([self.encode(images).mean(dim=(1, 2)) for images, _ in films()]).mean())  # type: ignore[operator]
+
+    def after_step(self, losses: Losses) -> None:
+        """Where several processes train, each has a part of every weight, and about half of them all."""
+        mine = sum(own_part(weight).numel() for weight in self.parameters())
+        everything = sum(weight.numel() for weight in self.parameters())
+        assert all(in_parts(weight) == (world_size() > 1) for weight in self.parameters())
+        assert mine == everything or (world_size() == 2 and 0.45 < mine / everything < 0.55)
+
+
+SPECIAL = {"looking": Looking, "in_phases": AdversarialInPhases}
+SHORT = ("training.epochs=2", "encoder.depth=2", "training.precision=bf16")
+
+
+def train_special(rank: int, folder: str, port: int) -> None:
+    """Both methods one after the other in one process: accelerate must not remember the first."""
+    torch.set_num_threads(1)
+    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    films = PackedFilms(Path(folder) / "pack")
+    for name, method in SPECIAL.items():
+        METHODS[name] = method
+        config = load_config("tiny", overrides=[*SMALLEST, *SHORT, f"method={name}", SHARDED])
+        pretrain(config, films, Path(folder) / f"two {name}")
+    torch.distributed.destroy_process_group()
+
+
+def test_phases_turns_and_passes_of_sharded_networks(
+    tmp_path: Path, smallest: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = draw_pack(tmp_path / "data").rename(tmp_path / "pack")
+    commands.fork_processes(2, train_special, str(tmp_path), commands.free_port())
+    for name, method in SPECIAL.items():
+        monkeypatch.setitem(METHODS, name, method)
+        pretrain(smallest(*SHORT, f"method={name}"), PackedFilms(pack), tmp_path / f"one {name}")
+        one, two = final(tmp_path / f"one {name}"), final(tmp_path / f"two {name}")
+        assert one.keys() == two.keys()
+        for key in one.keys() - {"queue"}:
+            torch.testing.assert_close(one[key], two[key], rtol=0.05, atol=2e-3, msg=lambda text, key=key: f"{key}: {text}")
 
 
 def test_a_run_goes_on_whole_in_copies_and_in_parts(packed: Path, tmp_path: Path) -> None:
