@@ -17,10 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-# torch 2.13 has another name for it, and warns about the one that older versions know.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
-
-
 def world_size() -> int:
     """Number of processes that train together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
@@ -83,7 +79,9 @@ class _Gather(torch.autograd.Function):
         """Each process wants the sum of its own rows only: a share of what summing all rows everywhere would send."""
         gradient = gradients[0].contiguous()
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
-        _reduce_scatter(own, gradient)
+        # torch 2.13 has another name for it, and warns about the one that older versions know.
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(own, gradient)
         return own
 
 
@@ -97,7 +95,7 @@ def own_part(tensor: Tensor) -> Tensor:
     if not in_parts(tensor):
         return tensor
     with torch.no_grad():
-        part: Tensor = tensor.to_local()  # type: ignore[operator]
+        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return part
 
 
@@ -105,7 +103,7 @@ def whole(tensor: Tensor) -> Tensor:
     """A tensor from its parts; itself where it is not in parts. Carries no gradient. A collective call."""
     if not in_parts(tensor):
         return tensor
-    joined: Tensor = tensor.detach().full_tensor()  # type: ignore[operator]
+    joined: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
     return joined
 
 

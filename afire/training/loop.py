@@ -32,6 +32,7 @@ from afire.training.batches import Batch, Plan, Prefetcher
 from afire.training.engine import StopSignals, agree, explain, on_first_process
 from afire.training.journal import Journal
 from afire.training.run_folder import RunFolder
+from afire.training.tensors import Tensors, collect
 
 
 class RunSettings(Protocol):
@@ -252,12 +253,12 @@ class Trainer(ABC):
         on_first_process(self.accelerator, lambda: self.write_checkpoint(tensors), "its checkpoint")
         self.last_save = time.monotonic()
 
-    def _tensors(self) -> checkpoints.Tensors:
+    def _tensors(self) -> Tensors:
         """Weights and moments, whole on the first process. A collective call."""
         optimizers, main = list(self.optimizers.values()), self.accelerator.is_main_process
-        return checkpoints.collect(self.model, optimizers, keep=main)
+        return collect(self.model, optimizers, keep=main)
 
-    def write_checkpoint(self, tensors: checkpoints.Tensors) -> None:
+    def write_checkpoint(self, tensors: Tensors) -> None:
         """On the first process."""
         optimizers, keep = list(self.optimizers.values()), self.run.keep_checkpoints
         checkpoints.save_checkpoint(self.folder.path, self.model, optimizers, self.whole_state(), keep, tensors)

@@ -18,7 +18,7 @@ from afire.errors import UserError
 from afire.methods import complete, method_type
 from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters, train_only
 from afire.methods.health import Health
-from afire.training import sharding
+from afire.training import sharding, tracking
 from afire.training.batches import Batch, Plan, Reader
 from afire.training.engine import (
     Schedules,
@@ -122,6 +122,7 @@ class Pretraining(Trainer):
                 f"image.size={films.size}."
             )
         check_reading(films, config.image)
+        tracking.require(config.run.tracking)
         turns = len(learner.turns)
         ranks = make_accelerator(recipe.precision, device, unused_parameters=turns > 1, shard=recipe.shard)
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
@@ -330,8 +331,8 @@ class Pretraining(Trainer):
             steps_per_epoch=self.plan.steps_per_epoch,
             films_per_step=self.plan.batch_size * self.model.views_per_film,
             main=self.accelerator.is_main_process,
-            tensorboard=True,
-            wandb=self.config.model_dump() if self.config.run.wandb else None,
+            tracking=self.config.run.tracking,
+            settings=self.config.model_dump(),
         )
         return self.journal
 

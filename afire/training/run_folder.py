@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -48,8 +48,7 @@ from afire.files import (
     write_text,
 )
 from afire.methods import METHODS
-from afire.nn import distributed
-from afire.training.sharding import whole_tensors
+from afire.training.tensors import Optimizers, Tensors, collect, load_optimizer_state
 
 logger = logging.getLogger("afire")
 
@@ -63,7 +62,6 @@ CONFIG, DATA, ENVIRONMENT, METRICS, SUMMARY = (
 )
 
 
-Optimizers = Sequence[torch.optim.Optimizer]
 FORMAT = 1
 CHECKPOINTS, MODEL, OPTIMIZER, STATE = "checkpoints", "model.safetensors", "optimizer.safetensors", "state.json"
 _DIGEST = "digest"  # in state.json: of everything else in it
@@ -89,18 +87,6 @@ class Checkpoint:
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's state, by name."""
         return load_file(self.folder / OPTIMIZER)
-
-
-class Tensors(NamedTuple):
-    """What a checkpoint holds, whole: it does not tell on how many processes it was made, or how they shared it."""
-
-    model: Mapping[str, torch.Tensor]
-    optimizer: Mapping[str, torch.Tensor]
-
-
-def collect(model: nn.Module, optimizers: Optimizers, keep: bool = True) -> Tensors:
-    """Weights and moments, joined from their parts where they are sharded; empty without ``keep``. A collective call."""
-    return Tensors(whole_tensors(model.state_dict(), keep), whole_tensors(optimizer_state(model, optimizers), keep))
 
 
 def save_checkpoint(
@@ -241,46 +227,6 @@ def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
 def restore_optimizers(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
     """Put the moments of a checkpoint into ``optimizers``; a collective call where ``model`` is sharded."""
     load_optimizer_state(checkpoint.optimizer_tensors(), model, optimizers)
-
-
-def optimizer_state(model: nn.Module, optimizers: Optimizers) -> dict[str, torch.Tensor]:
-    """The optimisers' tensors as ``parameter.name::moment``: names outlive the order of parameters.
-
-    Several optimisers own different parameters, so that a name tells whose it is.
-    """
-    return {
-        f"{name}::{key}": value
-        for optimizer in optimizers
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def load_optimizer_state(tensors: Mapping[str, torch.Tensor], model: nn.Module, optimizers: Optimizers) -> None:
-    """Undo :func:`optimizer_state`."""
-    parameters = dict(model.named_parameters())
-    owners = {
-        id(parameter): optimizer
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    for key, value in tensors.items():
-        name, _, moment = key.rpartition("::")
-        parameter = parameters[name]
-        if id(parameter) not in owners:
-            continue  # a parameter that this phase of the run does not train
-        optimizer = owners[id(parameter)]
-        # AdamW keeps its step counter where it was made (the CPU unless fused on a GPU); moments live with the weight.
-        if moment == "step":
-            home = value.to(parameter.device) if _fused(optimizer) else value
-        else:
-            home = distributed.part_like(value, parameter)
-        optimizer.state[parameter][moment] = home.clone()
-
-
-def _fused(optimizer: torch.optim.Optimizer) -> bool:
-    return bool(optimizer.param_groups[0].get("fused") or optimizer.param_groups[0].get("capturable"))
 
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -485,6 +431,7 @@ def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -
         "waiting for data": f"{summary['data_wait']:.1%} of the time",
         "bad films skipped": summary["bad_films"],
     }
+    board = " and `tensorboard/`" if "tensorboard" in config.run.tracking else ""
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if is_method or name != "encoder")
     return f"""# {trains}, afire {__version__}
 
@@ -495,7 +442,7 @@ Status: **{summary["status"]}** at step {summary["step"]:,} of {summary["steps"]
 {table}
 
 - `config.yaml` every setting; `environment.json` versions, machine and commit; `data.json` which films
-- `metrics.jsonl` and `tensorboard/` numbers by step; `pictures/` restorations and prototypes by epoch
+- `metrics.jsonl`{board} numbers by step; `pictures/` restorations and prototypes by epoch
 - `checkpoints/` the newest checkpoints; go on with `afire {command} --resume` and the same arguments
 
 Research software, not a medical device.

@@ -19,7 +19,6 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
 from afire.errors import UserError
-from afire.nn import distributed
 from afire.nn.vit import Block, at_least_float32
 
 Shard = Literal["none", "ddp", "fsdp"]
@@ -100,12 +99,6 @@ def gathered(model: nn.Module) -> Iterator[None]:
 def in_full_precision(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Half precision becomes float32."""
     return {name: at_least_float32(value) if value.is_floating_point() else value for name, value in outputs.items()}
-
-
-def whole_tensors(tensors: dict[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Tensors joined from their parts, one after the other; only on a process that is to ``keep`` them. Collective."""
-    joined = ((name, distributed.whole(tensor)) for name, tensor in tensors.items())
-    return {name: tensor.cpu() if distributed.in_parts(tensors[name]) else tensor for name, tensor in joined if keep}
 
 
 def _parts(model: nn.Module) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Weights in parts: two processes that share them equal one that has them all, and a run may change between the ways."""
+"""Weights in parts: two processes that share them equal one that has them all, and a run may change how it shares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from afire.config import Config, load_config
 from afire.data.pack import PackedFilms
@@ -84,7 +85,7 @@ def test_two_sharded_processes_equal_one(
 
 
 class Looking(Phased):
-    """A phase that freezes the trunk, then one that trains it; before each epoch, a pass of the trunk over all films."""
+    """A phase with the trunk frozen, then one that trains it; before each epoch, a pass of it over all films."""
 
     def prepare(self, epoch: int, films: AllFilms) -> None:
         with torch.no_grad():
@@ -157,8 +158,6 @@ def test_a_loss_that_is_not_finite_leaves_whole_weights(packed: Path, tmp_path: 
     assert all("is not finite at step" in process.stderr for process in ended)
     state = tmp_path / "run/failure/state"
     assert json.loads((state / "state.json").read_text())["processes"] == 2
-    from safetensors.torch import load_file
-
     assert load_file(state / "model.safetensors")["student.encoder.cls_token"].shape == (1, 1, 16)
 
 
