@@ -39,8 +39,7 @@ from afire.training.batches import Batch, Plan
 from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
 from afire.training.loop import Ending, Trainer
-from afire.training.run_folder import CHECKPOINTS, RunFolder
-from afire.training.tensors import Tensors
+from afire.training.run_folder import CHECKPOINTS, RunFolder, Tensors
 
 
 class Objective(Protocol):

@@ -31,8 +31,7 @@ from afire.training import sharding
 from afire.training.batches import Batch, Plan, Prefetcher
 from afire.training.engine import StopSignals, agree, explain, on_first_process
 from afire.training.journal import Journal
-from afire.training.run_folder import RunFolder
-from afire.training.tensors import Tensors, collect
+from afire.training.run_folder import RunFolder, Tensors, collect
 
 
 class RunSettings(Protocol):

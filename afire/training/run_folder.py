@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -47,8 +47,8 @@ from afire.files import (
     write_json,
     write_text,
 )
-from afire.methods import METHODS
-from afire.training.tensors import Optimizers, Tensors, collect, load_optimizer_state
+from afire.nn import distributed
+from afire.training.run_page import run_page
 
 logger = logging.getLogger("afire")
 
@@ -62,6 +62,7 @@ CONFIG, DATA, ENVIRONMENT, METRICS, SUMMARY = (
 )
 
 
+Optimizers = Sequence[torch.optim.Optimizer]
 FORMAT = 1
 CHECKPOINTS, MODEL, OPTIMIZER, STATE = "checkpoints", "model.safetensors", "optimizer.safetensors", "state.json"
 _DIGEST = "digest"  # in state.json: of everything else in it
@@ -87,6 +88,27 @@ class Checkpoint:
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:
         """The optimizer's state, by name."""
         return load_file(self.folder / OPTIMIZER)
+
+
+class Tensors(NamedTuple):
+    """What a checkpoint holds, by name and whole: any number of processes may go on from it."""
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+
+
+def collect(model: nn.Module, optimizers: Optimizers, keep: bool = True) -> Tensors:
+    """Weights and moments, joined from their parts where these are sharded, for a process that is to ``keep`` them.
+
+    A collective call.
+    """
+    return Tensors(_whole(model.state_dict(), keep), _whole(optimizer_state(model, optimizers), keep))
+
+
+def _whole(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
+    """One after the other: a device need not hold more than one of them whole."""
+    joined = ((name, distributed.whole(tensor)) for name, tensor in tensors.items())
+    return {name: tensor.cpu() if distributed.in_parts(tensors[name]) else tensor for name, tensor in joined if keep}
 
 
 def save_checkpoint(
@@ -229,6 +251,46 @@ def restore_optimizers(checkpoint: Checkpoint, model: nn.Module, optimizers: Opt
     load_optimizer_state(checkpoint.optimizer_tensors(), model, optimizers)
 
 
+def optimizer_state(model: nn.Module, optimizers: Optimizers) -> dict[str, torch.Tensor]:
+    """The optimisers' tensors as ``parameter.name::moment``: names outlive the order of parameters.
+
+    Several optimisers own different parameters, so that a name tells whose it is.
+    """
+    return {
+        f"{name}::{key}": value
+        for optimizer in optimizers
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_state(tensors: Mapping[str, torch.Tensor], model: nn.Module, optimizers: Optimizers) -> None:
+    """Undo :func:`optimizer_state`."""
+    parameters = dict(model.named_parameters())
+    owners = {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    for key, value in tensors.items():
+        name, _, moment = key.rpartition("::")
+        parameter = parameters[name]
+        if id(parameter) not in owners:
+            continue  # a parameter that this phase of the run does not train
+        optimizer = owners[id(parameter)]
+        # AdamW keeps its step counter where it was made (the CPU unless fused on a GPU); moments live with the weight.
+        if moment == "step":
+            home = value.to(parameter.device) if _fused(optimizer) else value
+        else:
+            home = distributed.part_like(value, parameter)
+        optimizer.state[parameter][moment] = home.clone()
+
+
+def _fused(optimizer: torch.optim.Optimizer) -> bool:
+    return bool(optimizer.param_groups[0].get("fused") or optimizer.param_groups[0].get("capturable"))
+
+
 def _save(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     path.chmod(ORDINARY_MODE)  # safetensors makes 0600; colleagues may read a run as they may read its settings
@@ -299,8 +361,8 @@ class RunFolder:
     def changes(self, config: Section, data: Mapping[str, Any]) -> list[str]:
         """Settings and data that differ from those the run was begun with; `run` and `training.shard` may change."""
         free: Any = {"run": True, "training": {"shard"}}  # where weights lie does not change them
-        before = _flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude=free))
-        now = _flat(config.model_dump(exclude=free))
+        before = flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude=free))
+        now = flat(config.model_dump(exclude=free))
         changes = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         stored = read_json(self.path / DATA)
         for key, what in (("hash", "data's"), ("weights_hash", "weights'")):
@@ -335,7 +397,7 @@ class RunFolder:
     def finish(self, config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` and the page."""
         write_json(self.path / SUMMARY, dict(summary))
-        write_text(self.path / "README.md", _page(config, data, summary))
+        write_text(self.path / "README.md", run_page(config, data, summary))
 
 
 def _film_changes(names: Sequence[str]) -> list[str]:
@@ -403,47 +465,12 @@ def _git_state() -> dict[str, Any] | None:
     return {"commit": commit, "changed": bool(changed)}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            found.update(flat(value, f"{prefix}{key}."))
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    losses = ", ".join(f"{name} {value:.4f}" for name, value in summary["losses"].items())
-    colour, reason = summary["health"]
-    encoder, epochs = config.encoder, config.training.epochs
-    is_method = config.method in METHODS  # else the networks are a detector's own, which need not read ``encoder``
-    trains = "A pre-training run" if is_method else f"The training of a detector ({config.method})"
-    command = "pretrain" if is_method else "detect fit"
-    rows = {
-        "data": f"{data['used']:,} normal films of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`",
-        "films": f"{config.image.size} px",
-        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
-        "parameters": f"{summary['parameters']:,} trained",
-        "losses at the end": losses,
-        "health": f"{colour}: {reason}",
-        "speed": f"{summary['images_per_second']:.1f} images/s on {summary['processes']} process(es)",
-        "waiting for data": f"{summary['data_wait']:.1%} of the time",
-        "bad films skipped": summary["bad_films"],
-    }
-    board = " and `tensorboard/`" if "tensorboard" in config.run.tracking else ""
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if is_method or name != "encoder")
-    return f"""# {trains}, afire {__version__}
-
-Status: **{summary["status"]}** at step {summary["step"]:,} of {summary["steps"]:,} (epoch {summary["epoch"]}/{epochs}).
-
-| | |
-|---|---|
-{table}
-
-- `config.yaml` every setting; `environment.json` versions, machine and commit; `data.json` which films
-- `metrics.jsonl`{board} numbers by step; `pictures/` restorations and prototypes by epoch
-- `checkpoints/` the newest checkpoints; go on with `afire {command} --resume` and the same arguments
-
-Research software, not a medical device.
-"""
+            found[f"{prefix}{key}"] = value
+    return found

@@ -18,6 +18,7 @@ from typing import Any
 
 from afire.errors import UserError
 from afire.files import read_json, write_json
+from afire.training.run_folder import flat
 
 logger = logging.getLogger("afire")
 
@@ -100,7 +101,7 @@ class MLflow(Tracker):
             self._client.update_run(known, status="RUNNING")
             return
         self._run_id = str(self._client.create_run(self._experiment(), run_name=out.name).info.run_id)
-        parameters = [mlflow.entities.Param(key, str(value)[:_MLFLOW_TEXT]) for key, value in _flat(settings)]
+        parameters = [mlflow.entities.Param(key, str(value)[:_MLFLOW_TEXT]) for key, value in flat(settings).items()]
         for start in range(0, len(parameters), _MLFLOW_SETTINGS):
             self._client.log_batch(self._run_id, params=parameters[start : start + _MLFLOW_SETTINGS])
         _remember(out, self.name, self._run_id)
@@ -183,11 +184,3 @@ def _known(out: Path, name: str) -> str | None:
 def _remember(out: Path, name: str, called: str) -> None:
     before = read_json(out / NAMES) if (out / NAMES).exists() else {}
     write_json(out / NAMES, {**before, name: called})
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
