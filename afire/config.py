@@ -6,11 +6,12 @@ Presets are small YAML files beside this module that say only what differs from 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,8 +20,11 @@ from afire.errors import UserError
 
 Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
-PRESETS = ("paper", "original", "small", "tiny")
-VIT_SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}  # width, depth, heads
+PRESETS = ("paper", "original", "large", "huge", "small", "tiny")
+VIT_SIZES = {  # width, depth, heads
+    **{"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)},
+    **{"large": (1024, 24, 16), "huge": (1280, 32, 16)},
+}
 _BUDGETS = ("epochs", "film_views_min", "minutes")  # of a run; the last that is said counts
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
@@ -29,6 +33,8 @@ class Section(BaseModel):
     """A group of settings: frozen, and strict about names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    former: ClassVar[tuple[str, ...]] = ()
+    """Names of earlier versions, which a validator of the section takes in."""
 
 
 SectionType = TypeVar("SectionType", bound=Section)
@@ -87,8 +93,8 @@ class LesionConfig(Section):
 class EncoderConfig(Section):
     """The vision transformer."""
 
-    size: Literal["tiny", "small", "base"] | None = Field(
-        None, description="a named size (tiny, small, base) instead of width, depth and heads; null = by number"
+    size: Literal["tiny", "small", "base", "large", "huge"] | None = Field(
+        None, description="tiny, small, base, large or huge instead of width, depth and heads; null = by number"
     )
     width: int = Field(768, ge=12, description="width D of a token")
     depth: int = Field(12, ge=1, description="number of blocks")
@@ -219,6 +225,10 @@ class TrainingConfig(Section):
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the networks")
     compile: bool = Field(False, description="torch.compile the networks")
+    shard: Literal["none", "ddp", "fsdp"] = Field(
+        "ddp",
+        description="how processes share the weights: ddp, each has all; fsdp, each has a part; none: one process only",
+    )
 
 
 class RunConfig(Section):
@@ -235,7 +245,23 @@ class RunConfig(Section):
     check_images: bool = Field(
         False, description="look at the values of every batch (a GPU waits for it); for hunting a fault in own code"
     )
-    wandb: bool = Field(False, description="also log to Weights & Biases (needs the extra afire[wandb])")
+    tracking: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        ("tensorboard",), description="where numbers go beside metrics.jsonl: tensorboard, wandb, mlflow; [] = nowhere"
+    )
+    former = ("wandb",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tracking_by_name(cls, values: Any) -> Any:
+        """One name, or several behind commas, instead of a list; and what was ``wandb: true``."""
+        if not isinstance(values, Mapping):
+            return values
+        asked = values.get("tracking", ("tensorboard",))
+        names = [name.strip() for name in asked.split(",") if name.strip()] if isinstance(asked, str) else asked
+        if values.get("wandb"):
+            logging.getLogger("afire").warning("run.wandb is now run.tracking=tensorboard,wandb.")
+            names = [*names, *({"wandb"} - {*names})]
+        return {**{key: value for key, value in values.items() if key != "wandb"}, "tracking": names}
 
 
 class Config(Section):
@@ -408,6 +434,8 @@ def find_unknown(path: Sequence[str], kind: type[Section]) -> Unknown | None:
     """The first name of a dotted key that settings of a kind do not have; None where they have all of it."""
     section = kind
     for depth, name in enumerate(path):
+        if name in section.former:
+            return None
         if name not in section.model_fields:
             return _unknown(name, section, "".join(f"{above}." for above in path[:depth]))
         annotation = section.model_fields[name].annotation
@@ -431,6 +459,8 @@ def _unknown(name: str, section: type[Section], path: str) -> Unknown:
 def _check_names(values: Mapping[str, Any], section: type[Section], path: str) -> None:
     known = section.model_fields
     for key, value in values.items():
+        if key in section.former:
+            continue
         if key not in known:
             raise UserError(str(_unknown(str(key), section, path)))
         annotation = known[key].annotation

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afire.config import Config
 from afire.data.keys import remember_behind, remember_films
@@ -23,7 +23,7 @@ from afire.methods import complete, method_type
 from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters, train_only
 from afire.methods.health import Health
 from afire.nn import distributed
-from afire.training import budget
+from afire.training import budget, sharding, tracking
 from afire.training.batches import Batch, Plan, Reader
 from afire.training.engine import (
     Schedules,
@@ -182,7 +182,9 @@ class Pretraining(Trainer):
                 f"image.size={films.size}."
             )
         check_reading(films, config.image)
-        ranks = make_accelerator(recipe.precision, device, unused_parameters=len(learner.turns) > 1)
+        tracking.require(config.run.tracking)
+        turns = len(learner.turns)
+        ranks = make_accelerator(recipe.precision, device, unused_parameters=turns > 1, shard=recipe.shard)
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         plan = Plan(rows, config.seed, recipe.batch_size, ranks.num_processes, ranks.process_index, recipe.accumulate)
         self.schedules = Schedules(recipe, plan.steps_per_epoch)
@@ -203,7 +205,7 @@ class Pretraining(Trainer):
         self.model.to(ranks.device).train()
         self._make_optimizers()
         if recipe.compile:
-            self.model.compile()
+            sharding.compile_networks(self.model, ranks)
         self.wrap(checkpoint)
         self.model.begin_run(torch.from_numpy(rows), self._read)
         # Of the last step and epoch: a run that was killed after its last checkpoint has nothing left to measure.
@@ -254,7 +256,8 @@ class Pretraining(Trainer):
             self._make_optimizers()  # other parameters are trained now: old moments would move what is frozen
             self.wrap(None)
         if self.model.prepares:
-            self.model.prepare(epoch, self._all_films)
+            with sharding.gathered(self.model):
+                self.model.prepare(epoch, self._all_films)
 
     def _all_films(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every film of the run, in the order of the manifest, on every process."""
@@ -279,8 +282,7 @@ class Pretraining(Trainer):
         self._only(turn)
         if len(batches) == 1:
             self.views = self._draw(batches[0])
-            with self.accelerator.autocast():
-                outputs = self.wrapped(self.views)
+            outputs = self._look(self.wrapped, self.views)
             self.judged = self.model.losses(outputs, turn)
             self.accelerator.backward(self.judged.total)
         else:
@@ -294,8 +296,8 @@ class Pretraining(Trainer):
         First every piece without gradients, joined and judged as one; then each piece again, with the gradient that
         the losses have for its outputs. So prototypes, Sinkhorn and contrasts see the batch they are meant for.
         """
-        with torch.no_grad(), self.accelerator.autocast():
-            pieces = [self.model(self._draw(batch)) for batch in batches]
+        with torch.no_grad():
+            pieces = [self._look(self.model, self._draw(batch)) for batch in batches]
         outputs = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         joined = {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in outputs.items()}
         self.judged = self.model.losses(joined, turn)
@@ -305,9 +307,14 @@ class Pretraining(Trainer):
         for number, batch in enumerate(batches):
             self.views = self._draw(batch)
             with gradient_exchange(self.accelerator, self.wrapped, now=number == len(batches) - 1):
-                with self.accelerator.autocast():
-                    again: Outputs = self.wrapped(self.views)
-                self._backward(again, joined, sizes, number)
+                self._backward(self._look(self.wrapped, self.views), joined, sizes, number)
+
+    def _look(self, networks: nn.Module, views: Views) -> Outputs:
+        """What the networks say, in full precision whatever they are computed in."""
+        with self.accelerator.autocast():
+            outputs: Outputs = networks(views)
+        # Elsewhere accelerate does it in `prepare`.
+        return sharding.in_full_precision(outputs) if sharding.is_sharded(networks) else outputs
 
     def _backward(self, outputs: Outputs, joined: Outputs, sizes: Mapping[str, Sequence[int]], number: int) -> None:
         """Carry the gradients of the joined outputs on into the networks, for the piece ``number``."""
@@ -350,16 +357,17 @@ class Pretraining(Trainer):
 
     def end_epoch(self, epoch: int) -> None:
         self.model.eval()  # no stochastic depth: health is about the networks, not about a draw
-        self.health = self.model.health(self.views, self.losses)
-        # Every process judges its own films; they act on it together, or one would leave and the others wait for it.
-        red = any_process(self.accelerator, self.health is not None and self.health.colour == "red")
-        self.red_epochs = self.red_epochs + 1 if red else 0
-        if self.accelerator.is_main_process:
-            view = EpochView(self.model, self.folder.path, epoch, self.step, self.views, self.health)
-            numbers: dict[str, float] = {}
-            for observer in self.observers:
-                numbers.update(observer(view) or {})
-            self.journal.epoch(self.step, epoch, self.health, numbers)
+        with sharding.gathered(self.model):
+            self.health = self.model.health(self.views, self.losses)
+            # Every process judges its own films; they act on it together, or one would leave and the others wait.
+            red = any_process(self.accelerator, self.health is not None and self.health.colour == "red")
+            self.red_epochs = self.red_epochs + 1 if red else 0
+            if self.accelerator.is_main_process:
+                view = EpochView(self.model, self.folder.path, epoch, self.step, self.views, self.health)
+                numbers: dict[str, float] = {}
+                for observer in self.observers:
+                    numbers.update(observer(view) or {})
+                self.journal.epoch(self.step, epoch, self.health, numbers)
         self.model.train()
         self.accelerator.wait_for_everyone()
 
@@ -383,8 +391,8 @@ class Pretraining(Trainer):
             steps_per_epoch=self.plan.steps_per_epoch,
             films_per_step=self.plan.batch_size * self.model.views_per_film,
             main=self.accelerator.is_main_process,
-            tensorboard=True,
-            wandb=self.config.model_dump() if self.config.run.wandb else None,
+            tracking=self.config.run.tracking,
+            settings=self.config.model_dump(),
         )
         return self.journal
 
