@@ -272,10 +272,10 @@ class Finder(Learner):
         named = dict(zip(("places", "findings", "anatomy", "film"), terms.unbind(), strict=True))
         return Losses(named, (factors * terms).sum())
 
-    def said(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Films (B, C, S, S) in [0, 1] -> logits as the network gives them."""
-        told: tuple[Tensor, Tensor] = self.network(standardised(shrunk(images[:, :1], self.side)))
-        return told
+    def said(self, images: Tensor) -> Tensor:
+        """Films (B, C, S, S) in [0, 1] -> logits of every place (B, MAPS, g, g)."""
+        places: Tensor = self.network(standardised(shrunk(images[:, :1], self.side)))[0]
+        return places
 
 
 def known_loss(logits: Tensor, target: Tensor, known: Tensor, positive: float = 1.0) -> Tensor:
@@ -304,11 +304,10 @@ class Taught(LearnedDetector):
     Networks = Finder
     published = "ours: 128 px, taught by drawn films"
     published_epochs = 12
+    # What the head of the film says is no score: on development films of three hospitals it told less than the places.
     meanings: ClassVar[Mapping[str, str]] = {
-        "film": "how sure the network is that the film has a finding",
+        "places": "how sure the network is of a finding at its places, mean over the film",
         "peak": "how sure it is of a finding at its places, highest tenth",
-        "places": "how sure it is of a finding at its places, mean over the film",
-        "kinds": "the likeliest of fourteen findings",
     }
     model: Finder
 
@@ -352,13 +351,7 @@ class Taught(LearnedDetector):
         return detector.to(pick_device(task.device))
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        places, film = self.model.said(images)
-        sure = at_least_float32(places[:, :1])
+        sure = at_least_float32(self.model.said(images)[:, :1])
         likely = torch.sigmoid(sure).flatten(1)
-        scores = {
-            "film": at_least_float32(film[:, 0]),
-            "peak": peak(sure.flatten(1)),
-            "places": torch.log(likely.mean(dim=1).clamp_min(1e-6)),
-            "kinds": at_least_float32(film[:, 1:]).amax(dim=1),
-        }
+        scores = {"places": torch.log(likely.mean(dim=1).clamp_min(1e-6)), "peak": peak(sure.flatten(1))}
         return Examined(scores, by_place(sure, self.grid))

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from afire.config import Config, load_config
-from afire.data.phantom import DISEASES
 from afire.detect.taught import CELL, KINDS, MAPS, Finder, FinderConfig, FinderSettings, Taught, film_loss, known_loss
 from afire.errors import UserError
 from afire.methods.base import Keys
@@ -104,12 +103,16 @@ def test_every_parameter_learns() -> None:
 
 def test_it_scores_by_what_it_is_sure_of() -> None:
     detector = Taught(config_of(), FinderConfig())
-    examined = detector.examine(torch.rand(2, 1, SIZE, SIZE), restore=False)
+    images = torch.rand(2, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
+    examined = detector.examine(images, restore=False)
     assert set(examined.scores) == set(Taught.meanings) and examined.map.shape == (2, (SIZE // CELL) ** 2)
+    slow = [math.log(np.mean([1 / (1 + math.exp(-float(place))) for place in film])) for film in examined.map]
+    np.testing.assert_allclose(examined.scores["places"].numpy(), slow, rtol=1e-5)
+    assert detector.model.network.head.last.bias is not None
     with torch.no_grad():
-        detector.model.network.film.bias[1 + DISEASES.index("Effusion")] += 50
-    surer = detector.examine(torch.rand(2, 1, SIZE, SIZE), restore=False)
-    assert (surer.scores["kinds"] > examined.scores["kinds"] + 30).all()
+        detector.model.network.head.last.bias[0] += 3
+    surer = detector.examine(images, restore=False)
+    assert all((surer.scores[name] > examined.scores[name] + 1).all() for name in examined.scores)
 
 
 def test_a_start_of_another_kind_or_width_is_refused(tmp_path: Path) -> None:
