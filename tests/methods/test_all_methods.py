@@ -47,7 +47,12 @@ SMALL = [
     "run.picture_epochs=3",
 ]
 QUEUE = {"options.queue": [5, 16, 40], "options.key_width": [4, 8], "options.hidden": [8], "options.pool": ["mean"]}
-HEAD = {"options.outputs": [12, 24], "options.hidden": [8], "options.bottleneck": [6], "options.pool": ["mean", "class"]}
+HEAD = {
+    "options.outputs": [12, 24],
+    "options.hidden": [8],
+    "options.bottleneck": [6],
+    "options.pool": ["mean", "class"],
+}
 SHARED = {
     "encoder.depth": [1, 2],
     "encoder.drop_path": [0, 0.3],
@@ -126,9 +131,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
     return model | {f"optimizer {key}": value for key, value in load_file(folder / "optimizer.safetensors").items()}
 
 
-def test_a_run_that_was_cut_off_ends_bit_identical(
-    run: Path, words: list[str], method: str, tmp_path: Path
-) -> None:
+def test_a_run_that_was_cut_off_ends_bit_identical(run: Path, words: list[str], method: str, tmp_path: Path) -> None:
     *_, last = sorted((run / "checkpoints").iterdir())
     steps = int(last.name.removeprefix("step-"))
     assert json.loads((run / "summary.json").read_text())["status"] == "finished"
@@ -187,9 +190,7 @@ def test_a_bundle_and_a_probe_take_it(run: Path, data: Path, tmp_path: Path) -> 
 
 
 def made(method: str, draw: int, *overrides: str) -> Method:
-    config = load_config(
-        "tiny", overrides=[f"method={method}", *drawn_settings(method, draw), *overrides]
-    )
+    config = load_config("tiny", overrides=[f"method={method}", *drawn_settings(method, draw), *overrides])
     kind = METHODS[method]
     names = ("Spot", "Other") if kind.learns_from_labels else ()
     model = make_method(kind.settled(complete(config, kind), 16, names))
@@ -239,7 +240,9 @@ def test_steps_leave_no_parameter_without_a_gradient(method: str, draw: int) -> 
         prepared(model, epoch)
         for _ in range(2):
             losses = step(model, epoch, torch.randperm(16, generator=generator)[:8])
-            missing = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+            missing = [
+                name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None
+            ]
             assert not missing
             assert all(torch.isfinite(each.total) for each in losses.values())
             for optimiser in optimisers.values():

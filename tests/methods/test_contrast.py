@@ -168,7 +168,9 @@ def test_pairs_are_whole_or_it_is_a_message() -> None:
     assert neighbours(6).tolist() == [1, 0, 3, 2, 5, 4] and neighbours(1).tolist() == [0]
     with pytest.raises(UserError, match="mixes films in pairs, but a process works on 3 at a time"):
         made("c2l").views(draw()[:3], keys(0, 1, 2))
-    torch.testing.assert_close(mixed(torch.ones(2, 3), torch.zeros(2, 3), torch.tensor([0.25, 1]))[:, 0].tolist(), [0.25, 1.0])
+    torch.testing.assert_close(
+        mixed(torch.ones(2, 3), torch.zeros(2, 3), torch.tensor([0.25, 1]))[:, 0].tolist(), [0.25, 1.0]
+    )
 
 
 # PCL

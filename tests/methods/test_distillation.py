@@ -98,7 +98,10 @@ def test_the_loss_of_given_pairs_equals_the_reference() -> None:
     fast = distillation_loss(logits, says, pairs, 0.2)
     slow = torch.stack(
         [
-            sum(-(says[film, t] * torch.log_softmax(logits[film, s] / 0.2, 0)).sum() for t, s in ((0, 0), (0, 2), (1, 2)))
+            sum(
+                -(says[film, t] * torch.log_softmax(logits[film, s] / 0.2, 0)).sum()
+                for t, s in ((0, 0), (0, 2), (1, 2))
+            )
             for film in range(2)
         ]
     )
@@ -167,9 +170,9 @@ def test_sides_of_local_views() -> None:
         assert local_side(config, None) == expected
     with pytest.raises(UserError, match=r"options\.local_size 12 is not a multiple of encoder\.patch_size 8"):
         dino("options.local_size=12")
-    with pytest.raises(UserError, match="up to image.size 32"):
+    with pytest.raises(UserError, match=r"up to image\.size 32"):
         dino("options.local_size=64")
-    with pytest.raises(UserError, match="unknown setting local.area; did you mean"):
+    with pytest.raises(UserError, match=r"unknown setting local\.area; did you mean"):
         dino("options.local.area=3")
     assert dino("options.local.area_min=0.1").options.local.area_max == 0.4  # the other defaults of this view stay
 

@@ -1,4 +1,4 @@
-"""Learning from labels: the loss with missing ones, whose labels are seen, and what is refused; and learning nothing."""
+"""Learning from labels: the loss with missing ones, whose labels are seen, what is refused; and learning nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_only_labels_of_the_runs_films_are_seen(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no label 'C'.*\(it has A, B, abnormal\)"):
         run_labels(manifest, rows, ["C"])
     without = make_manifest(table()[["image", "patient", "split"]], tmp_path)
-    with pytest.raises(UserError, match="none of the 6 training films .* has a label"):
+    with pytest.raises(UserError, match=r"none of the 6 training films .* has a label"):
         labelled_training_rows(without)
 
 
@@ -127,7 +127,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pretrain(data: Path, out: Path, method: str, *more: str) -> str:
-    settings = [*SMALL, "training.epochs=1", "training.batch_size=8", "training.warmup_epochs=0", "run.picture_epochs=0"]
+    settings = [
+        *SMALL,
+        "training.epochs=1",
+        "training.batch_size=8",
+        "training.warmup_epochs=0",
+        "run.picture_epochs=0",
+    ]
     words = ["pretrain", "--method", method, "--preset", "tiny", "--data", str(data), "--out", str(out), *more]
     done = CliRunner().invoke(app, [*words, *(word for text in settings for word in ("--set", text))])
     if isinstance(done.exception, UserError):
