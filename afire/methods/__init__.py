@@ -20,6 +20,7 @@ from afire.methods.imagenet import ImageNet
 from afire.methods.mae import MAE
 from afire.methods.moco import MoCo
 from afire.methods.pcl import PCL
+from afire.methods.phantom import PhantomTaught
 from afire.methods.supervised import Supervised
 
 __all__ = ["METHODS", "Learner", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Method]] = {
     "adam2": Adam2,
     "supervised": Supervised,
     "imagenet": ImageNet,
+    "phantom": PhantomTaught,
 }
 """Methods by the name that ``afire pretrain --method`` takes."""
 
