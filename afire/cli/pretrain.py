@@ -24,7 +24,8 @@ MethodName = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="The pre-training method: afire (the default), mae, phantom. `afire config` prints its settings.",
+        help="The pre-training method: afire (the default), mae, moco, dino, c2l, pcl, adam1, adam2, supervised, "
+        "imagenet, phantom. `afire config` prints its settings.",
     ),
 ]
 
@@ -104,12 +105,14 @@ def _given(
 
     from afire.data.pack import is_pack, open_films
     from afire.data.splits import read_split
-    from afire.training.batches import normal_training_rows
+    from afire.methods import method_type
+    from afire.training.batches import labelled_training_rows, normal_training_rows
 
     logger = logging.getLogger("afire")
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
     chosen = read_split(split) if split is not None else None
-    rows, message = normal_training_rows(films.manifest, chosen)
+    choose = labelled_training_rows if method_type(config.method).learns_from_labels else normal_training_rows
+    rows, message = choose(films.manifest, chosen)
     if first:
         logger.info("%s from %s", message, data)
         if not is_pack(data):

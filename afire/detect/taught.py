@@ -19,7 +19,6 @@ findings, A parts of the anatomy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from itertools import pairwise
 from typing import ClassVar
 
@@ -43,6 +42,7 @@ from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, Re
 from afire.methods.phantom import PhantomAugment, dense_loss
 from afire.nn import distributed
 from afire.nn.conv import DenseHead, ResidualBlock, Stage, initialise_conv, shrunk, standardised
+from afire.nn.momentum import follow, twin
 from afire.nn.vit import Grid, at_least_float32, full_precision
 from afire.training.pretrain import Start
 from afire.weights import pick_device
@@ -160,7 +160,7 @@ class Finder(Learner):
         self.side = check_halvings(config, self.options.side, _HALVINGS, "taught")
         self.network = FinderNetwork(self.options.width, self.options.blocks)
         self.network.initialise(torch.Generator().manual_seed(config.seed))
-        self.average = deepcopy(self.network).requires_grad_(False) if self.options.average else None
+        self.average = twin(self.network) if self.options.average else None
         # No buffers: pixels of patients must not be saved with the weights.
         self.donors: Donors | None = None
         self._bank = PhantomBank.blank(1, self.side, CELL)
@@ -178,11 +178,9 @@ class Finder(Learner):
         self._memory = min(self.options.average, (progress.step + 1) / (progress.step + 10))
         return {}
 
-    @torch.no_grad()
     def after_step(self, losses: Losses) -> None:
         if self.average is not None:
-            for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
-                mean.lerp_(weight.to(mean), 1 - self._memory)
+            follow(self.average.parameters(), self.network.parameters(), self._memory)
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
         """Draw the phantoms, and look up the films that patches are cut from."""

@@ -171,7 +171,7 @@ def _sharpened(images_B1SS: Tensor, draws_BD: Tensor, unsharp: float) -> Tensor:
     pixel = images_B1SS.shape[-1] / REFERENCE_SIZE
     amount = (unit(draws_BD[:, _Draw.UNSHARP]) * unsharp).to(images_B1SS)[:, None, None, None]
     deviation = (_SHARPEST + (_WIDEST - _SHARPEST) * unit(draws_BD[:, _Draw.DETAIL])).to(images_B1SS) * pixel
-    smooth = _smoothed(images_B1SS, deviation, math.ceil(_REACH * _WIDEST * pixel))
+    smooth = smoothed(images_B1SS, deviation, math.ceil(_REACH * _WIDEST * pixel))
     return (images_B1SS + amount * (images_B1SS - smooth)).clamp(0, 1)
 
 
@@ -180,17 +180,21 @@ def _blurred(images_B1SS: Tensor, draws_BD: Tensor, blur: float) -> Tensor:
     if not largest:
         return images_B1SS
     deviation = (unit(draws_BD[:, _Draw.BLUR]) * largest).clamp_min(1e-3).to(images_B1SS)
-    return _smoothed(images_B1SS, deviation, math.ceil(_REACH * largest))
+    return smoothed(images_B1SS, deviation, math.ceil(_REACH * largest))
 
 
-def _smoothed(images_B1SS: Tensor, deviation_B: Tensor, reach: int) -> Tensor:
-    """A Gaussian of its own for each film: the films are the channels of one image, each with its own kernel."""
-    at = torch.arange(-reach, reach + 1, device=images_B1SS.device)
-    kernels = torch.exp(-0.5 * (at / deviation_B[:, None]).square())
+def smoothed(images_BCSS: Tensor, deviation_B: Tensor, reach: int) -> Tensor:
+    """A Gaussian of its own for each film: the films are the channels of one image, each with its own kernel.
+
+    Deviations are in pixels and above 0; a kernel ends ``reach`` pixels from its centre.
+    """
+    channels = images_BCSS.shape[1]
+    at = torch.arange(-reach, reach + 1, device=images_BCSS.device)
+    kernels = torch.exp(-0.5 * (at / deviation_B.repeat_interleave(channels)[:, None]).square())
     kernels = (kernels / kernels.sum(dim=1, keepdim=True))[:, None, None, :]
-    films = F.pad(images_B1SS, (reach, reach, reach, reach), mode="replicate").transpose(0, 1)
+    films = F.pad(images_BCSS, (reach, reach, reach, reach), mode="replicate").flatten(0, 1)[None]
     films = F.conv2d(films, kernels, groups=len(kernels))
-    return F.conv2d(films, kernels.transpose(2, 3), groups=len(kernels)).transpose(0, 1)
+    return F.conv2d(films, kernels.transpose(2, 3), groups=len(kernels)).view_as(images_BCSS)
 
 
 def _mottled(images_B1SS: Tensor, draws_BD: Tensor, mottle: float) -> Tensor:

@@ -10,16 +10,32 @@ from collections.abc import Sequence
 
 from afire.config import Config
 from afire.errors import UserError
+from afire.methods.adam1 import Adam1
+from afire.methods.adam2 import Adam2
 from afire.methods.afire import AFiRe
 from afire.methods.base import Learner, Method, complete
+from afire.methods.c2l import C2L
+from afire.methods.dino import DINO
+from afire.methods.imagenet import ImageNet
 from afire.methods.mae import MAE
+from afire.methods.moco import MoCo
+from afire.methods.pcl import PCL
 from afire.methods.phantom import PhantomTaught
+from afire.methods.supervised import Supervised
 
 __all__ = ["METHODS", "Learner", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
 
 METHODS: dict[str, type[Method]] = {
     "afire": AFiRe,
     "mae": MAE,
+    "moco": MoCo,
+    "dino": DINO,
+    "c2l": C2L,
+    "pcl": PCL,
+    "adam1": Adam1,
+    "adam2": Adam2,
+    "supervised": Supervised,
+    "imagenet": ImageNet,
     "phantom": PhantomTaught,
 }
 """Methods by the name that ``afire pretrain --method`` takes."""

@@ -24,7 +24,7 @@ from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, 
 from afire.methods.health import Health
 from afire.nn import distributed
 from afire.training import budget, sharding, tracking
-from afire.training.batches import Batch, Plan, Reader
+from afire.training.batches import Batch, Plan, Reader, run_labels
 from afire.training.engine import (
     Schedules,
     any_process,
@@ -101,7 +101,10 @@ def pretrain(
         config = _settled(config, learner, films, folder, rows, resume, force, device, make)
         watching = make(config)
         run = Pretraining(config, learner, films, folder, rows, source, start, behind, resume, force, device, watching)
-        return run.result(run.train())
+        ending = run.train()
+        if not learner.trains:
+            run.save()
+        return run.result(ending)
 
 
 def _settled(
@@ -174,8 +177,14 @@ class Pretraining(Trainer):
         device: str,
         observers: Sequence[Observer],
     ) -> None:
-        self.config = config = complete(config, learner)
+        rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
+        config = complete(config, learner)
+        asked = learner.asked_labels(config)
+        labels = run_labels(films.manifest, rows, asked) if learner.learns_from_labels else None
+        self.config = config = learner.settled(config, len(rows), labels.names if labels else ())
         self.observers, recipe = observers, config.training
+        if not learner.trains and start is None:
+            raise UserError(f"the method {config.method} learns nothing by itself; give it weights with --init.")
         if films.size != config.image.size:
             raise UserError(
                 f"the films are {films.size} px, but image.size is {config.image.size}; pack them at that size, or set "
@@ -185,13 +194,15 @@ class Pretraining(Trainer):
         tracking.require(config.run.tracking)
         turns = len(learner.turns)
         ranks = make_accelerator(recipe.precision, device, unused_parameters=turns > 1, shard=recipe.shard)
-        rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         plan = Plan(rows, config.seed, recipe.batch_size, ranks.num_processes, ranks.process_index, recipe.accumulate)
         self.schedules = Schedules(recipe, plan.steps_per_epoch)
-        super().__init__(ranks, films, plan, self.schedules.steps, folder, config.run, recipe.clip)
+        steps = self.schedules.steps if learner.trains else 0
+        super().__init__(ranks, films, plan, steps, folder, config.run, recipe.clip)
         self.data = {"source": source, "films": len(films), "used": len(rows), "hash": data_hash(films, rows)}
         self.model = learner(config)
         self._check_phases()
+        if labels is not None:
+            self.model.begin_labels(labels)
         if start is not None:
             start(self.model)
         # From here on something is written: what can be refused was refused before.
@@ -263,7 +274,7 @@ class Pretraining(Trainer):
         """Every film of the run, in the order of the manifest, on every process."""
         for start in range(0, len(self.plan.rows), _PASS_BATCH):
             rows = self.plan.rows[start : start + _PASS_BATCH]
-            yield self.films.batch(rows).to(self.accelerator.device), torch.from_numpy(rows)
+            yield self._read(torch.from_numpy(rows)), torch.from_numpy(rows)
 
     # A step
 
