@@ -12,13 +12,17 @@ from afire.config import Config
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.methods.base import Learner, Method, complete
+from afire.methods.genesis import Genesis
 from afire.methods.mae import MAE
+from afire.methods.transvw import TransVW
 
 __all__ = ["METHODS", "Learner", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
 
 METHODS: dict[str, type[Method]] = {
     "afire": AFiRe,
     "mae": MAE,
+    "genesis": Genesis,
+    "transvw": TransVW,
 }
 """Methods by the name that ``afire pretrain --method`` takes."""
 
