@@ -89,18 +89,23 @@ def _bent(images: Tensor, draws_BD: Tensor, gamma: float) -> Tensor:
 
 
 def _blurred(images_B1SS: Tensor, draws_BD: Tensor, blur: float) -> Tensor:
-    """A Gaussian of its own for each film: the films are the channels of one image, each with its own kernel."""
     largest = blur * images_B1SS.shape[-1] / REFERENCE_SIZE
-    if not largest:
-        return images_B1SS
-    reach = math.ceil(_REACH * largest)
-    deviation = (unit(draws_BD[:, _Draw.BLUR]) * largest).clamp_min(1e-3).to(images_B1SS)
-    at = torch.arange(-reach, reach + 1, device=images_B1SS.device)
+    return blurred(images_B1SS, unit(draws_BD[:, _Draw.BLUR]) * largest, largest) if largest else images_B1SS
+
+
+def blurred(images_BCSS: Tensor, deviation_B: Tensor, largest: float) -> Tensor:
+    """A Gaussian of its own for each film, of at most ``largest`` pixels; a deviation of 0 leaves a film as it is.
+
+    The films are the channels of one image, each with its own kernel.
+    """
+    C, reach = images_BCSS.shape[1], math.ceil(_REACH * largest)
+    deviation = deviation_B.clamp_min(1e-3).to(images_BCSS).repeat_interleave(C)
+    at = torch.arange(-reach, reach + 1, device=images_BCSS.device)
     kernels = torch.exp(-0.5 * (at / deviation[:, None]).square())
     kernels = (kernels / kernels.sum(dim=1, keepdim=True))[:, None, None, :]
-    films = F.pad(images_B1SS, (reach, reach, reach, reach), mode="replicate").transpose(0, 1)
+    films = F.pad(images_BCSS, (reach, reach, reach, reach), mode="replicate").flatten(0, 1)[None]
     films = F.conv2d(films, kernels, groups=len(kernels))
-    return F.conv2d(films, kernels.transpose(2, 3), groups=len(kernels)).transpose(0, 1)
+    return F.conv2d(films, kernels.transpose(2, 3), groups=len(kernels))[0].unflatten(0, (-1, C))
 
 
 def _grainy(images_B1SS: Tensor, draws_BD: Tensor, noise: float) -> Tensor:

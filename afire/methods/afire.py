@@ -6,7 +6,6 @@ Rows i*V ... i*V + V-1 of the lesioned images belong to film i.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -20,7 +19,6 @@ from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progre
 from afire.methods.equations import (
     Contrast,
     category_loss,
-    follow,
     lesion_loss,
     moved_prototypes,
     position_mean,
@@ -32,6 +30,7 @@ from afire.methods.equations import (
 )
 from afire.methods.health import Health, measure
 from afire.nn import distributed
+from afire.nn.momentum import follow_network, twin
 from afire.nn.vit import (
     ClusterLayer,
     Decoder,
@@ -116,7 +115,7 @@ class AFiRe(Method):
         self.lesion_classifier = nn.Linear(encoder.width, 1) if losses.lesion else None
         self.bank = self._make_bank(positions)
         self._initialise(generator or torch.Generator().manual_seed(config.seed))
-        self.teacher = copy.deepcopy(self.student).requires_grad_(False).eval()
+        self.teacher = twin(self.student)
 
     def _make_head(self, positions: int) -> ProjectionHead | None:
         losses = self.config.losses
@@ -290,8 +289,7 @@ class AFiRe(Method):
         """Store the prototypes, and let the teacher follow the student, parameters and buffers."""
         if self.bank is not None and "prototypes" in losses.pending:
             self.bank.store(losses.pending["prototypes"])
-        teacher = (*self.teacher.parameters(), *self.teacher.buffers())
-        follow(teacher, (*self.student.parameters(), *self.student.buffers()), self.teacher_momentum)
+        follow_network(self.teacher, self.student, self.teacher_momentum)
 
     @torch.no_grad()
     def health(self, views: Views, losses: Mapping[str, float]) -> Health | None:

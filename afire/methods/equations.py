@@ -15,7 +15,6 @@ of them, written so that DDP's averaging of gradients gives exactly its gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from afire.nn import distributed
+from afire.nn.momentum import follow as follow
 from afire.nn.vit import at_least_float32, full_precision
 
 Similarity = Literal["corrected", "literal", "cosine"]
@@ -32,12 +32,6 @@ Similarity = Literal["corrected", "literal", "cosine"]
 PROTOTYPE_FLOOR = 1e-6  # a prototype may be zero in a cluster; its logarithm may not
 _NOTHING = -1e30  # the logarithm of an empty sum: finite, because -inf has no gradient
 _CHUNK = 1 << 26  # pair scores held at a time, 256 MB
-
-
-@torch.no_grad()
-def follow(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
-    """Eq. 1, in place and in one fused pass: teacher = momentum * teacher + (1 - momentum) * student."""
-    torch._foreach_lerp_([*teacher], [*student], 1 - momentum)
 
 
 def token_log_probabilities(logits: Tensor, temperature: float) -> Tensor:
