@@ -29,6 +29,7 @@ from afire.config import Config
 from afire.lesions.corrupt import CorruptSettings, corrupted
 from afire.lesions.places import below, keyed, unit
 from afire.methods.base import ALL, AllFilms, Keys, Losses, Outputs, Panel, Views
+from afire.methods.crops import cut
 from afire.methods.health import Health
 from afire.methods.restoring import HEALTH_FILMS, RestoringMethod, Rule, judged, restored_well, squared_error
 from afire.nn import distributed
@@ -79,6 +80,11 @@ def nearest_films(codes_ND: Tensor, references: Tensor, count: int) -> Tensor:
     return F.pad(order, (0, count - order.shape[1]), value=NONE)
 
 
+def word_boxes(places_B2: Tensor, side: float) -> Tensor:
+    """Boxes (B, 4) of parts ``side`` as wide as the film; places are shares of what is left beside them."""
+    return torch.cat([places_B2 * (1 - side), torch.full_like(places_B2, side)], dim=1)
+
+
 class TransVW(RestoringMethod):
     """An encoder, a decoder, and a head that names words."""
 
@@ -120,7 +126,7 @@ class TransVW(RestoringMethod):
         chosen = ((has_BW.cumsum(dim=1) == rank[:, None] + 1) & has_BW).float().argmax(dim=1)
         word = torch.where(has_BW.any(dim=1), chosen, NONE)
         place = torch.where((word == NONE)[:, None], unit(draws[:, 1:3]), self.places[word.clamp_min(0)])
-        parts = cut_out(images, place, self.settings.word_side)
+        parts = cut(images, word_boxes(place, self.settings.word_side)[:, None], images.shape[-1])
         spoilt = corrupted(parts, seed=keys.seed, epoch=keys.epoch, rows=keys.rows, settings=self.settings)
         return {
             "images": images,
@@ -184,12 +190,3 @@ class TransVW(RestoringMethod):
             Panel("word − restored", parts - restored, "difference"),
         ]
 
-
-def cut_out(images: Tensor, places_B2: Tensor, side: float) -> Tensor:
-    """The part of each image that is ``side`` as wide, at its place, enlarged to the image's size."""
-    shift = (1 - side) * (2 * places_B2 - 1)  # of the part's centre from the image's, whose half side is 1
-    scale = torch.full_like(shift[:, 0], side)
-    none = torch.zeros_like(scale)
-    maps_B23 = torch.stack([torch.stack([scale, none, shift[:, 0]], 1), torch.stack([none, scale, shift[:, 1]], 1)], 1)
-    grid = F.affine_grid(maps_B23.to(images), list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
