@@ -90,11 +90,19 @@ def random_split(manifest: Manifest, val_share: float = 0.1, test_share: float =
     return _drawn(manifest, _patients(manifest), "all", {"kind": "random"}, "test", val_share, test_share, seed)
 
 
-def development_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0) -> Split:
-    """Train, val and test drawn by patient from the official training subset alone.
+def development_split(
+    manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0, of: Split | None = None
+) -> Split:
+    """Train, val and test drawn by patient from the training and validation subsets of a split, or the official ones.
 
-    To choose settings by: the official test films are in no subset of it, so nothing can be chosen on them.
+    To choose settings by: the test films are in no subset of it, so nothing can be chosen on them.
     """
+    kind, purpose = {"kind": "development"}, "development"
+    if of is not None:
+        of.rows(manifest)  # refused where it is of other films
+        patients = of.patients_in(manifest)
+        pool = sorted([*patients["train"], *patients["val"]])
+        return _drawn(manifest, pool, of.scope, {**kind, "of": of.hash}, purpose, val_share, test_share, seed)
     listed = manifest.table["split"]
     if not (listed == "test").any() or not (listed == "train").any():
         raise UserError(
@@ -103,8 +111,7 @@ def development_split(manifest: Manifest, val_share: float = 0.1, test_share: fl
         )
     _refuse_crossing_patients(manifest)
     pool = _patients(manifest, listed.isin(["train", "val"]))
-    kind = {"kind": "development"}
-    return _drawn(manifest, pool, "listed", kind, "development", val_share, test_share, seed)
+    return _drawn(manifest, pool, "listed", kind, purpose, val_share, test_share, seed)
 
 
 def _drawn(

@@ -69,11 +69,12 @@ def directions(small_NF: Tensor, count: int = _DIRECTIONS) -> Tensor:
     """Films (N, F) as their coordinates along the ``count`` directions in which they vary most."""
     centred = small_NF.double() - small_NF.double().mean(dim=0)
     _, vectors = torch.linalg.eigh(centred.T @ centred)
-    return centred @ vectors[:, -min(count, vectors.shape[1]) :]
+    leading: Tensor = centred @ vectors[:, -min(count, vectors.shape[1]) :]
+    return leading
 
 
 def nearest_films(codes_ND: Tensor, references: Tensor, count: int) -> Tensor:
-    """For each reference (W,), an index, the ``count`` films nearest to it, itself first; NONE where there are fewer."""
+    """For each reference (W,), an index, the ``count`` films nearest to it, itself first; NONE fills up."""
     near = torch.cdist(codes_ND[references], codes_ND, compute_mode="donot_use_mm_for_euclid_dist")
     near[torch.arange(len(references)), references] = -1.0  # before copies of itself
     order = near.argsort(dim=1, stable=True)[:, :count]
@@ -89,6 +90,7 @@ class TransVW(RestoringMethod):
     """An encoder, a decoder, and a head that names words."""
 
     settings_type = TransVWSettings
+    searched = ("options.classification", (0.01, 0.1))
     prepares = True
     members: Tensor  # (W, K) rows of the manifest
     places: Tensor  # (W, 2) from the left and from the top, as shares of what is left beside the word
@@ -189,4 +191,3 @@ class TransVW(RestoringMethod):
             Panel("restored", restored),
             Panel("word − restored", parts - restored, "difference"),
         ]
-

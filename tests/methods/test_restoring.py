@@ -153,13 +153,17 @@ def test_the_error_and_what_was_restored_against_slow_references() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn, target, spoilt = (torch.rand(3, 2, 5, generator=generator) for _ in range(3))
     drawn.requires_grad_()
-    slow = sum((drawn[b, l, p] - target[b, l, p]) ** 2 for b in range(3) for l in range(2) for p in range(5)) / 30
+    slow = sum((one - other) ** 2 for one, other in zip(drawn.flatten(), target.flatten(), strict=True)) / 30
     loss = squared_error(drawn, target)
     torch.testing.assert_close(loss, slow)
     torch.testing.assert_close(torch.autograd.grad(loss, drawn), torch.autograd.grad(slow, drawn))
     well = restored_well(drawn.detach(), spoilt, target)
-    assert well.explained == pytest.approx(1 - float(slow.detach()) / float(target.var(0, correction=0).mean()), rel=1e-4)
-    assert well.against_copy == pytest.approx(1 - float(slow.detach()) / float((spoilt - target).square().mean()), rel=1e-4)
+    assert well.explained == pytest.approx(
+        1 - float(slow.detach()) / float(target.var(0, correction=0).mean()), rel=1e-4
+    )
+    assert well.against_copy == pytest.approx(
+        1 - float(slow.detach()) / float((spoilt - target).square().mean()), rel=1e-4
+    )
     assert restored_well(target, spoilt, target) == (1.0, 1.0)
     mean_film = restored_well(target.mean(0).expand(3, -1, -1), target, target)
     assert abs(mean_film.explained) < 1e-5 and mean_film.against_copy < 0

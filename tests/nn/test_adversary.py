@@ -13,7 +13,10 @@ def test_losses_equal_their_references_in_value_and_gradient() -> None:
     told = torch.stack([-torch.sigmoid(number).log() for number in real.flatten()]).mean()
     told = told + torch.stack([-(1 - torch.sigmoid(number)).log() for number in fake.flatten()]).mean()
     deceived = torch.stack([-torch.sigmoid(number).log() for number in fake.flatten()]).mean()
-    for loss, slow, inputs in ((telling_loss(real, fake), told, [real, fake]), (deceiving_loss(fake), deceived, [fake])):
+    for loss, slow, inputs in (
+        (telling_loss(real, fake), told, [real, fake]),
+        (deceiving_loss(fake), deceived, [fake]),
+    ):
         torch.testing.assert_close(loss, slow)
         for one, other in zip(torch.autograd.grad(loss, inputs), torch.autograd.grad(slow, inputs), strict=True):
             torch.testing.assert_close(one, other)
@@ -22,7 +25,10 @@ def test_losses_equal_their_references_in_value_and_gradient() -> None:
 def test_it_says_a_number_for_every_region_and_learns_to_tell() -> None:
     adversary = Adversary(1, [4, 8])
     adversary.initialise(torch.Generator().manual_seed(0))
-    films, drawings = torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(1)), torch.full((8, 1, 16, 16), 0.5)
+    films, drawings = (
+        torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(1)),
+        torch.full((8, 1, 16, 16), 0.5),
+    )
     assert adversary(films).shape == (8, 16)
     optimiser = torch.optim.Adam(adversary.parameters(), lr=1e-2)
     losses = []
