@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 MethodName = Annotated[
     str | None,
     typer.Option(
-        "--method", help="The pre-training method: afire (the default), mae. `afire config` prints its settings."
+        "--method",
+        help="The pre-training method: afire (the default), mae, moco, dino, c2l, pcl, adam1, adam2, supervised, "
+        "imagenet. `afire config` prints its settings.",
     ),
 ]
 
@@ -114,8 +116,8 @@ def pretrain(
     from afire.config import load_config
     from afire.data.pack import config_for, is_pack, open_films
     from afire.data.splits import read_split
-    from afire.methods import check_overrides
-    from afire.training.batches import normal_training_rows
+    from afire.methods import check_overrides, method_type
+    from afire.training.batches import labelled_training_rows, normal_training_rows
     from afire.training.pretrain import pretrain as run_pretraining
     from afire.weights import start_from
 
@@ -127,7 +129,8 @@ def pretrain(
     first = is_first_process()
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
     chosen_split = read_split(split) if split is not None else None
-    rows, message = normal_training_rows(films.manifest, chosen_split)
+    choose = labelled_training_rows if method_type(config.method).learns_from_labels else normal_training_rows
+    rows, message = choose(films.manifest, chosen_split)
     if first:
         logger.info("%s from %s", message, data)
         if not is_pack(data):

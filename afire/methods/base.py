@@ -3,6 +3,8 @@
 A pre-training method is one file with one class, and one line in :data:`afire.methods.METHODS`; a detector may bring
 networks that learn in the same way. The loop calls, in this order:
 
+    settled(config, films, labels)     once, before there are networks: settings that follow from the films
+    begin_labels(labels)               once, also after a resume, where ``learns_from_labels`` says so
     begin_run(rows, read)              once, also after a resume: what is kept of films and of no checkpoint
     begin_phase(name)                  at the first step of a phase, also after a resume
     prepare(epoch, films)              before an epoch, where ``prepares`` says so: a pass over all films
@@ -95,6 +97,14 @@ class Losses:
         return dict(zip((*self.terms, "total"), values, strict=True))
 
 
+class Labels(NamedTuple):
+    """What is known of the films of a run, in the order of their rows."""
+
+    names: tuple[str, ...]
+    rows: Tensor  # (N,) int64: rows of the manifest, rising
+    values: Tensor  # (N, names) 1, 0, or NaN where nobody says
+
+
 class Panel(NamedTuple):
     """A column of pictures (B, C, H, W): films in [0, 1], masks in [0, 1], or differences around 0."""
 
@@ -119,6 +129,10 @@ class Learner(nn.Module, ABC):
     """Optimisers that take turns in a step, such as a network and its adversary."""
     prepares: ClassVar[bool] = False
     """Whether :meth:`prepare` wants to be called before every epoch."""
+    learns_from_labels: ClassVar[bool] = False
+    """Whether it wants films with labels instead of normal ones, and to be told their labels."""
+    trains: ClassVar[bool] = True
+    """Whether it learns at all; else a run ends before its first step, with the weights it was started from."""
     optimizer: ClassVar[Literal["adamw", "sgd"]] = "adamw"
     """What moves its parameters; ``sgd`` takes ``training.beta1`` as its momentum."""
 
@@ -153,6 +167,22 @@ class Learner(nn.Module, ABC):
     def phases(self) -> tuple[Phase, ...]:
         """Stretches of the run, in order; their epochs sum to ``training.epochs``."""
         return (Phase("train", self.config.training.epochs),)
+
+    @classmethod
+    def settled(cls, config: Config, films: int, labels: tuple[str, ...]) -> Config:
+        """Settings that follow from how many films a run has and, where it learns from them, their labels' names.
+
+        Called once when a run begins, and after a resume with the same outcome; what it says is saved with the run.
+        """
+        return config
+
+    @classmethod
+    def asked_labels(cls, config: Config) -> tuple[str, ...]:
+        """The labels that it learns from; none stands for all that the films have."""
+        return ()
+
+    def begin_labels(self, labels: Labels) -> None:
+        """The labels of the films of this run, before its first step, also of one that is resumed."""
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
         """Before the first step of a run, also of one that is resumed: look up films of its ``rows`` (N,).

@@ -10,7 +10,9 @@ a view. A box is (left, top, width, height) in shares of the film's side.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +54,23 @@ class CropSettings(Section):
         return self
 
 
+class ViewSettings(Section):
+    """Settings with several kinds of views, each with defaults of its own: what is given changes only what it names."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_defaults(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        own = {name: field.default for name, field in cls.model_fields.items()}
+        return {
+            name: {**own[name].model_dump(), **value}
+            if isinstance(value, Mapping) and isinstance(own.get(name), Section)
+            else value
+            for name, value in values.items()
+        }
+
+
 class _Draw(IntEnum):
     """What each random number of a view decides. Append only: the order is part of what a seed means."""
 
@@ -83,14 +102,18 @@ def crops(
     size: int,
     settings: CropSettings,
     within: Tensor | None = None,
+    centred: bool = False,
     stream: int = 0,
 ) -> Tensor:
     """Random views (N, C, s, s) of films in [0, 1].
 
-    ``within`` (B, V, 4) are boxes to cut from instead of the whole film. Views of another size or with other settings
-    take a ``stream`` of their own, else they would repeat the draws of the first.
+    ``within`` (B, V, 4) are boxes to cut from instead of the whole film; ``centred`` views lie around its centre. Views
+    of another size or with other settings take a ``stream`` of their own, else they would repeat the draws of the
+    first.
     """
     draws_BVD = view_draws(keys, views, stream)
+    if centred:
+        draws_BVD[..., [_Draw.LEFT, _Draw.TOP]] = 0.5
     boxes_BV4 = drawn_boxes(draws_BVD, settings)
     if within is not None:
         boxes_BV4 = inside(boxes_BV4, within.to(boxes_BV4))

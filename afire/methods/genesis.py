@@ -19,7 +19,8 @@ from afire.config import Config
 from afire.lesions.corrupt import CorruptSettings, corrupted
 from afire.methods.base import ALL, Keys, Losses, Outputs, Panel, Views
 from afire.methods.health import Health
-from afire.methods.restoring import HEALTH_FILMS, RestoringMethod, judged, restored_well, squared_error
+from afire.methods.restoring import RestoringMethod, judged, restored_well, squared_error
+from afire.methods.twins import HEALTH_FILMS
 from afire.nn import distributed
 from afire.nn.vit import check_films
 

@@ -18,6 +18,7 @@ from afire.config import Config
 from afire.lesions.corrupt import noise_for
 from afire.methods.base import Keys, Method, depth_draws
 from afire.methods.health import Colour, Health, effective_rank
+from afire.methods.twins import HEALTH_FILMS
 from afire.nn.vit import (
     Decoder,
     Grid,
@@ -30,7 +31,6 @@ from afire.nn.vit import (
     patchify,
 )
 
-HEALTH_FILMS = 64
 Rule = tuple[Colour, bool, str]
 """A colour, whether it holds, and why."""
 
@@ -48,7 +48,7 @@ class Restored(NamedTuple):
     against_copy: float  # of the error of the spoilt film itself, what the restoration took away
 
     def rules(self) -> list[Rule]:
-        """The shortcuts of restoring: drawing the mean film, which of chests is not far off, and handing on the input."""
+        """The shortcuts of restoring: the mean film, which of chests is not far off, and the input handed on."""
         return [
             (
                 "amber",
@@ -85,26 +85,59 @@ def judged(numbers: Mapping[str, float], rules: Iterable[Rule], good: str, shown
     return Health(numbers, "green", good, shown)
 
 
-class RestoringMethod(Method):
-    """An encoder and a decoder that draws a film from all of its tokens."""
+class Restoring(Method):
+    """A trunk, and a decoder that draws a film from all of its tokens."""
+
+    sections = ("decoder",)
+    decoder: Decoder
+
+    def make_decoder(self) -> Decoder:
+        """AFiRe's, without z_mask; not yet initialised."""
+        config = self.config
+        pixels = config.image.channels * self.patch_size**2
+        without_mask = config.decoder.model_copy(update={"mask_token": False})
+        return Decoder(config.encoder.width, pixels, self.grid, without_mask, config.encoder.gradient_checkpointing)
+
+    def drawn(self, tokens: Tensor, grid: Grid | None = None) -> Tensor:
+        """Tokens (B, 1 + L, D), the class token first -> patches (B, L, P)."""
+        patches: Tensor = self.decoder(tokens[:, 1:], grid=grid)
+        return patches
+
+    def target(self, images: Tensor) -> Tensor:
+        """What is to be drawn: patches (B, L, P) of a film by its own grey levels."""
+        return patchify(self.normalise(images), self.patch_size)
+
+    @property
+    def restores(self) -> bool:
+        return True
+
+    def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
+        """As for any method; ``hidden`` patches (B, L) are painted over with noise, without them nothing is."""
+        check_films(images, self.config.image.channels, "images")
+        grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
+        seen = images if hidden is None else self._painted(images, hidden, grid)
+        return self.drawn(self.trunk()(self.normalise(seen)), grid)
+
+    def _painted(self, images: Tensor, hidden_BL: Tensor, grid: Grid) -> Tensor:
+        noise = noise_for(torch.zeros(1, dtype=torch.int64, device=images.device), max(images.shape[-2:]))
+        places = hidden_BL.bool().view(-1, 1, *grid)
+        pixels = places.repeat_interleave(self.patch_size, -2).repeat_interleave(self.patch_size, -1)
+        return torch.where(pixels, noise[..., : images.shape[-2], : images.shape[-1]].to(images), images)
+
+
+class RestoringMethod(Restoring):
+    """One encoder and a decoder."""
 
     networks = ("encoder",)
-    sections = ("decoder",)
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        pixels = config.image.channels * self.patch_size**2
         self.encoder = VisionTransformer.from_config(config.encoder, config.image)
-        without_mask = config.decoder.model_copy(update={"mask_token": False})
-        self.decoder = Decoder(
-            config.encoder.width, pixels, self.grid, without_mask, config.encoder.gradient_checkpointing
-        )
+        self.decoder = self.make_decoder()
 
-    def initialise(self) -> torch.Generator:
-        """First weights of all networks there are so far, from ``config.seed``; what is left of the generator."""
-        generator = torch.Generator().manual_seed(self.config.seed)
-        initialise(self, generator)
-        return generator
+    def initialise(self) -> None:
+        """First weights of all networks there are so far, from ``config.seed``."""
+        initialise(self, torch.Generator().manual_seed(self.config.seed))
 
     @classmethod
     def trunk_prefix(cls, network: str | None = None) -> str:
@@ -116,32 +149,6 @@ class RestoringMethod(Method):
             return {}
         return {"depth": depth_draws(self.config.encoder.depth, keys.seed, keys.step, keys.rows).to(device)}
 
-    def drawn(self, tokens: Tensor, grid: Grid | None = None) -> Tensor:
-        """Tokens (B, 1 + L, D), the class token first -> patches (B, L, P)."""
-        patches: Tensor = self.decoder(tokens[:, 1:], grid=grid)
-        return patches
-
     def rank_of(self, images: Tensor) -> float:
         """Effective rank of the tokens of some films."""
         return effective_rank(self.encode(images[:HEALTH_FILMS]).flatten(0, 1))
-
-    @property
-    def restores(self) -> bool:
-        return True
-
-    def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
-        """As for any method; ``hidden`` patches (B, L) are painted over with noise, without them nothing is."""
-        check_films(images, self.config.image.channels, "images")
-        grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
-        seen = images if hidden is None else self._painted(images, hidden, grid)
-        return self.drawn(self.encoder(self.normalise(seen)), grid)
-
-    def _painted(self, images: Tensor, hidden_BL: Tensor, grid: Grid) -> Tensor:
-        noise = noise_for(torch.zeros(1, dtype=torch.int64, device=images.device), max(images.shape[-2:]))
-        places = hidden_BL.bool().view(-1, 1, *grid)
-        pixels = places.repeat_interleave(self.patch_size, -2).repeat_interleave(self.patch_size, -1)
-        return torch.where(pixels, noise[..., : images.shape[-2], : images.shape[-1]].to(images), images)
-
-    def target(self, images: Tensor) -> Tensor:
-        """What is to be drawn: patches (B, L, P) of a film by its own grey levels."""
-        return patchify(self.normalise(images), self.patch_size)

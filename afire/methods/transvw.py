@@ -31,7 +31,8 @@ from afire.lesions.places import below, keyed, unit
 from afire.methods.base import ALL, AllFilms, Keys, Losses, Outputs, Panel, Views
 from afire.methods.crops import cut
 from afire.methods.health import Health
-from afire.methods.restoring import HEALTH_FILMS, RestoringMethod, Rule, judged, restored_well, squared_error
+from afire.methods.restoring import RestoringMethod, Rule, judged, restored_well, squared_error
+from afire.methods.twins import HEALTH_FILMS
 from afire.nn import distributed
 from afire.nn.conv import shrunk, standardised
 from afire.nn.vit import at_least_float32, check_films, full_precision

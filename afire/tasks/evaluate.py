@@ -8,7 +8,6 @@ Shapes: N films (test films of a run, where it is about scores), C labels, B boo
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.data.keys import Seen
-from afire.data.manifest import LABEL_PREFIX, Manifest
+from afire.data.labels import ABNORMAL as ABNORMAL
+from afire.data.labels import task_labels as task_labels
+from afire.data.manifest import Manifest
 from afire.errors import UserError
 from afire.tasks import metrics as m
 from afire.tasks.results import (
@@ -37,7 +38,6 @@ from afire.tasks.results import (
 from afire.training.run_folder import environment
 
 Floats = NDArray[np.float64]
-ABNORMAL = "abnormal"
 
 
 @dataclass(frozen=True)
@@ -71,38 +71,6 @@ class TestScores:
     thresholds: Floats
 
     __test__ = False  # its name is not pytest's business
-
-
-def task_labels(manifest: Manifest, labels: Sequence[str] | None = None) -> tuple[list[str], Floats]:
-    """Names (C) and truth (N, C) with NaN for unknown. ``abnormal`` is 1 - normal.
-
-    Without ``labels``: all findings of the manifest, or ``abnormal`` where it has none.
-    """
-    names = list(labels) if labels else (manifest.labels or [ABNORMAL])
-    if len(set(names)) < len(names):
-        raise UserError(f"--labels names {next(n for n in names if names.count(n) > 1)!r} more than once.")
-    return names, np.stack([_column(manifest, name) for name in names], axis=1)
-
-
-def _column(manifest: Manifest, name: str) -> Floats:
-    if LABEL_PREFIX + name in manifest.table:
-        values = manifest.table[LABEL_PREFIX + name].to_numpy(np.float64)
-    elif name == ABNORMAL:
-        values = 1 - manifest.table["normal"].to_numpy(np.float64)
-    else:
-        known = [*manifest.labels, ABNORMAL]
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"the manifest has no label {name!r}{hint} (it has {', '.join(known)}).")
-    if np.isnan(values).all():
-        columns = ["normal", *(LABEL_PREFIX + label for label in manifest.labels)]
-        if manifest.table[columns].notna().any(axis=None):
-            raise UserError(f"no film has a value for label {name}; choose other labels with --labels.")
-        raise UserError(
-            "these films have no labels, and this task needs some; build the manifest from class folders or a table "
-            "(`afire data build classes`, `afire data build csv`)."
-        )
-    return values
 
 
 def check_classes(names: Sequence[str], truth_NC: Floats, subsets: Mapping[str, NDArray[np.int64]]) -> list[str]:

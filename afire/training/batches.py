@@ -1,4 +1,4 @@
-"""Which films a pre-training run may use: normal ones, of the training part only.
+"""Which films a pre-training run may use: normal ones, or those with labels, of the training part only.
 
 Which films are in which step, and having the next ones ready while the current ones are computed.
 
@@ -12,17 +12,19 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import torch
 
-from afire.data.manifest import Manifest
+from afire.data.labels import task_labels
+from afire.data.manifest import LABEL_PREFIX, Manifest
 from afire.data.pack import Films, PackedFilms
 from afire.data.splits import Split
 from afire.errors import ImageError, UserError
+from afire.methods.base import Labels
 
 
 def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
@@ -41,6 +43,22 @@ def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tupl
     unknown = int(np.isnan(normal).sum())
     without = f", {unknown:,} without a label left out" if unknown else ""
     return chosen, f"using {len(chosen):,} normal films of {len(rows):,} {part}{without}"
+
+
+def labelled_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
+    """Rows of training films with a label, normal or not, and a message that says how many of how many."""
+    rows, part = _training_rows(manifest, split)
+    columns = ["normal", *(LABEL_PREFIX + name for name in manifest.labels)]
+    chosen = rows[manifest.table[columns].notna().any(axis=1).to_numpy()[rows]]
+    if len(chosen) == 0:
+        raise UserError(f"none of the {len(rows):,} {part} has a label; learning from labels needs some.")
+    return chosen, f"using {len(chosen):,} films with labels of {len(rows):,} {part}"
+
+
+def run_labels(manifest: Manifest, rows: np.ndarray, asked: Sequence[str] = ()) -> Labels:
+    """The labels of the films in ``rows``, and of no others; all that there are unless some are ``asked`` for."""
+    names, truth = task_labels(manifest, asked, "--set options.labels=[...]")
+    return Labels(tuple(names), torch.from_numpy(rows), torch.from_numpy(truth[rows]).float())
 
 
 def _training_rows(manifest: Manifest, split: Split | None) -> tuple[np.ndarray, str]:

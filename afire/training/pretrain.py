@@ -18,7 +18,7 @@ from afire.errors import UserError
 from afire.methods import complete, method_type
 from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters, train_only
 from afire.methods.health import Health
-from afire.training.batches import Batch, Plan, Reader
+from afire.training.batches import Batch, Plan, Reader, run_labels
 from afire.training.engine import (
     Schedules,
     any_process,
@@ -90,7 +90,10 @@ def pretrain(
     learner = learner or method_type(config.method)
     with RunFolder(out) as folder:
         run = Pretraining(config, learner, films, folder, rows, source, start, behind, resume, force, device, observers)
-        return run.result(run.train())
+        ending = run.train()
+        if not learner.trains:
+            run.save()
+        return run.result(ending)
 
 
 class Pretraining(Trainer):
@@ -113,8 +116,14 @@ class Pretraining(Trainer):
         device: str,
         observers: Sequence[Observer],
     ) -> None:
-        self.config = config = complete(config, learner)
+        rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
+        config = complete(config, learner)
+        asked = learner.asked_labels(config)
+        labels = run_labels(films.manifest, rows, asked) if learner.learns_from_labels else None
+        self.config = config = learner.settled(config, len(rows), labels.names if labels else ())
         self.observers, recipe = observers, config.training
+        if not learner.trains and start is None:
+            raise UserError(f"the method {config.method} learns nothing by itself; give it weights with --init.")
         if films.size != config.image.size:
             raise UserError(
                 f"the films are {films.size} px, but image.size is {config.image.size}; pack them at that size, or set "
@@ -122,13 +131,15 @@ class Pretraining(Trainer):
             )
         check_reading(films, config.image)
         ranks = make_accelerator(recipe.precision, device, unused_parameters=len(learner.turns) > 1)
-        rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         plan = Plan(rows, config.seed, recipe.batch_size, ranks.num_processes, ranks.process_index, recipe.accumulate)
         self.schedules = Schedules(recipe, plan.steps_per_epoch)
-        super().__init__(ranks, films, plan, self.schedules.steps, folder, config.run, recipe.clip)
+        steps = self.schedules.steps if learner.trains else 0
+        super().__init__(ranks, films, plan, steps, folder, config.run, recipe.clip)
         self.data = {"source": source, "films": len(films), "used": len(rows), "hash": data_hash(films, rows)}
         self.model = learner(config)
         self._check_phases()
+        if labels is not None:
+            self.model.begin_labels(labels)
         if start is not None:
             start(self.model)
         # From here on something is written: what can be refused was refused before.
@@ -199,7 +210,7 @@ class Pretraining(Trainer):
         """Every film of the run, in the order of the manifest, on every process."""
         for start in range(0, len(self.plan.rows), _PASS_BATCH):
             rows = self.plan.rows[start : start + _PASS_BATCH]
-            yield self.films.batch(rows).to(self.accelerator.device), torch.from_numpy(rows)
+            yield self._read(torch.from_numpy(rows)), torch.from_numpy(rows)
 
     # A step
 
