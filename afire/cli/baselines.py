@@ -64,7 +64,7 @@ def baselines(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Pre-train with many methods at an equal budget, then probe, fine-tune, segment and detect. Can be killed and resumed.
+    """Pre-train with many methods at an equal budget, then probe, fine-tune, segment, detect. Can be killed and resumed.
 
     Example: [cyan]afire baselines --data packs/nih --methods afire,mae,genesis --budget 100 --out baselines[/cyan]
 

@@ -16,7 +16,7 @@ from afire.config import Config, load_config
 from afire.data.pack import PackedFilms
 from afire.methods import complete, make_method, method_type, unread
 from afire.methods.base import Keys
-from afire.methods.restoring import RestoringMethod, judged, restored_well, squared_error
+from afire.methods.restoring import Restoring, judged, restored_well, squared_error
 from afire.report.sheets import EpochPictures
 from afire.training.pretrain import pretrain
 from tests import commands
@@ -26,6 +26,8 @@ MakeConfig = Callable[..., Config]
 OWN = {
     "genesis": [],
     "transvw": ["options.words=6", "options.films=12"],
+    "dira": ["options.queue=24", "options.key_width=8", "options.hidden=16", "options.adversary_width=2"],
+    "pcrl": ["options.queue=24", "options.key_width=8", "options.hidden=16"],
 }
 """Settings of each method for runs of seconds."""
 METHODS = list(OWN)
@@ -46,9 +48,9 @@ def numbers(run: Path) -> list[dict[str, float]]:
     return [record for record in records if "total" in record]
 
 
-def film_model(method: str, *overrides: str) -> RestoringMethod:
+def film_model(method: str, *overrides: str) -> Restoring:
     model = make_method(load_config("tiny", overrides=[*SMALLEST, *settings(method), *overrides]))
-    assert isinstance(model, RestoringMethod)
+    assert isinstance(model, Restoring)
     return model
 
 
