@@ -45,6 +45,9 @@ def baselines(
         str, typer.Option("--fraction", help="Percent of the labels that the linear probe gets, by commas.")
     ] = "1,10,100",
     split: SplitFile = None,
+    init: Annotated[
+        str | None, typer.Option("--init", help="Weights of the row imagenet: a file or a run, as of `afire pretrain`.")
+    ] = None,
     search: Annotated[
         bool,
         typer.Option("--search", help="First try 3 learning rates x 2 values of an own setting, on development films."),
@@ -64,7 +67,7 @@ def baselines(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Pre-train with many methods at an equal budget, then probe, fine-tune, segment, detect. Can be killed and resumed.
+    """Pre-train with many methods at an equal budget, then probe, fine-tune, segment, detect. Can be killed, resumed.
 
     Example: [cyan]afire baselines --data packs/nih --methods afire,mae,genesis --budget 100 --out baselines[/cyan]
 
@@ -74,18 +77,17 @@ def baselines(
     from afire.cli.options import parse_fractions, parse_seeds
     from afire.cli.studies import end, show_steps, sorted_settings
     from afire.files import folder_lock
-    from afire.methods import METHODS
     from afire.studies import baselines as study
     from afire.studies.detect_bench import settings_by_method
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.steps import log_steps
 
-    names = study.parse_names(methods, list(METHODS), "--methods")
+    names, without_weights = study.possible_methods(methods, init)
     lengths = [study.Length("flops", budget if budget is not None else 100.0)] if budget or not epochs else []
     lengths += [study.Length("epochs", epochs)] if epochs else []
     films = study.open_study_set(data, out, split)
     wanted, left_out = study.possible_tasks(study.parse_names(tasks, study.TASKS, "--tasks"), films)
-    for message in left_out:
+    for message in (*without_weights, *left_out):
         logging.getLogger("afire").info("%s", message)
     asked = study.Baselines(
         out=out,
@@ -99,6 +101,7 @@ def baselines(
         preset=preset or "small",
         settings=sorted_settings(overrides),
         own=settings_by_method(own or (), names),
+        start=init,
     )
     machine = ("--device", device)
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}

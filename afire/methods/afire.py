@@ -95,7 +95,6 @@ class AFiRe(Method):
 
     networks = ("teacher", "student")
     sections = ("lesions", "head", "decoder", "prototypes", "losses")
-    searched = ("losses.temperature", (1.0, 0.3))
 
     def __init__(self, config: Config, generator: torch.Generator | None = None) -> None:
         """Initial weights come from ``generator``, or from ``config.seed`` without one."""

@@ -266,8 +266,6 @@ class Method(Learner):
     """Names of its trunks; the first is the one that is exported and that tasks start from."""
     sections: ClassVar[tuple[str, ...]]
     """Groups of settings that it reads beside image, encoder, training and run."""
-    searched: ClassVar[tuple[str, tuple[float, ...]] | None] = None
-    """One setting of its own, and what an equal search tries for it: `afire baselines --search`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

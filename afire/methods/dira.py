@@ -56,7 +56,6 @@ class DiRA(Queued, Restoring):
     settings_type = DiRASettings
     options: DiRASettings
     sections = ("decoder",)
-    searched = ("options.restorative", (10.0, 1.0))
     turns = (ADVERSARY, NETWORKS)
 
     def __init__(self, config: Config) -> None:

@@ -33,7 +33,6 @@ class Genesis(RestoringMethod):
     """One encoder and a decoder."""
 
     settings_type = GenesisSettings
-    searched = ("options.paint", (0.9, 0.5))
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -61,7 +61,6 @@ class MAE(Method):
     networks = ("encoder",)
     sections = ("decoder",)
     settings_type = MAESettings
-    searched = ("options.mask_ratio", (0.75, 0.6))
 
     def __init__(self, config: Config, generator: torch.Generator | None = None) -> None:
         """Initial weights come from ``generator``, or from ``config.seed`` without one."""

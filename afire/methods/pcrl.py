@@ -85,7 +85,6 @@ class PCRL(Queued, Restoring):
     settings_type = PCRLSettings
     options: PCRLSettings
     sections = ("decoder",)
-    searched = ("options.preservational", (1.0, 10.0))
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -91,7 +91,6 @@ class TransVW(RestoringMethod):
     """An encoder, a decoder, and a head that names words."""
 
     settings_type = TransVWSettings
-    searched = ("options.classification", (0.01, 0.1))
     prepares = True
     members: Tensor  # (W, K) rows of the manifest
     places: Tensor  # (W, 2) from the left and from the top, as shares of what is left beside the word

@@ -120,7 +120,7 @@ def rows_table(table: BaselineTable) -> Table:
     """All rows, the best first, then those without a pre-training."""
     main = table.measures[table.main]
     columns = [
-        Column("method", text=True, latex="Method"),
+        Column("method", text=True, latex="Method", wrap=False),
         *(Column(text, key=name) for name, text in table.measures.items()),
         Column(f"{main}, 95 % interval", short="95 % interval", key="interval"),
         Column(
@@ -151,7 +151,7 @@ def _cells(row: BaselineRow, table: BaselineTable) -> list[str]:
         ),
         *([p_text(against.p_patients), p_text(against.p_seeds)] if against is not None else [DASH, DASH]),
         *(
-            [f"{training.epochs:,}", f"{row.films:,}", f"{training.tera_flops:.3g}"]
+            [f"{training.epochs:,}", f"{training.films:,}", f"{training.tera_flops:.3g}"]
             if training is not None
             else [DASH] * 3
         ),
@@ -265,7 +265,7 @@ def _draw(axes: Axes, table: BaselineTable) -> None:
 def show_baselines(screen: Console, tables: Sequence[BaselineTable], traps: Sequence[str]) -> None:
     """On the terminal."""
     for table in tables:
-        shown = ["method", *list(table.measures)[:3], "against", *_COST]
+        shown = ["method", *list(table.measures)[:2], "against", "core_minutes"]
         screen.print(rows_table(table).only(*shown).console(frame=False))
         for message in messages(table):
             screen.print(Text(f"- {message}"))

@@ -25,10 +25,10 @@ from afire.data.splits import Split, read_split, write_split
 from afire.detect.base import SETTINGS
 from afire.detect.protocol import plan_test
 from afire.errors import UserError
-from afire.methods import make_method, unread
+from afire.methods import METHODS, make_method, method_type, unread
 from afire.methods.base import count_parameters
 from afire.studies.recorded import PlannedStep
-from afire.training.batches import normal_training_rows
+from afire.training.batches import labelled_training_rows, normal_training_rows
 from afire.training.run_folder import CONFIG
 from afire.weights import RANDOM
 from afire.weights.open import SEED
@@ -65,7 +65,8 @@ class StudySet:
 
     data: Path
     split: Path | None  # None: the set's own lists
-    normals: int  # normal training films, which all methods learn from
+    normals: int  # normal training films, which all methods learn from but those that take labels
+    labelled: int  # training films with labels, normal or not
     size: int
     masks: bool
     areas: bool  # the original sizes are known
@@ -88,6 +89,7 @@ class Baselines:
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by command
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by a search, by method
+    start: str | None = None  # weights of the rows that somebody else trained
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
@@ -115,11 +117,24 @@ def open_study_set(data: Path, out: Path, split: Path | None = None, size: int =
         split = out / SPLIT if settled is not None else None
         if split is not None and settled is not None and not split.exists():
             write_split(settled, split)
-    rows, _ = normal_training_rows(manifest, settled)
+    (normals, _), (labelled, _) = (
+        choose(manifest, settled) for choose in (normal_training_rows, labelled_training_rows)
+    )
     table = manifest.table
     masks = bool((table["mask"] != "").any()) if "mask" in table else False
     areas = "meta:orig_width" in table and bool(table["meta:orig_width"].notna().any())
-    return StudySet(data, split, len(rows), films.size, masks, areas, str(manifest.info.get("builder", "")))
+    builder = str(manifest.info.get("builder", ""))
+    return StudySet(data, split, len(normals), len(labelled), films.size, masks, areas, builder)
+
+
+def possible_methods(text: str, start: str | None) -> tuple[list[str], list[str]]:
+    """The methods asked for, and messages about those that are left out: without weights, a row that learns nothing."""
+    names = parse_names(text, list(METHODS), "--methods")
+    needy = [name for name in names if not method_type(name).trains] if start is None else []
+    if needy and text.strip() != "all":
+        raise UserError(f"the row {needy[0]} learns nothing by itself; give its weights with --init FILE.")
+    left_out = [f"{name} is left out: it needs weights, --init FILE" for name in needy]
+    return [name for name in names if name not in needy], left_out
 
 
 def possible_tasks(asked: Sequence[str], films: StudySet) -> tuple[list[str], list[str]]:
@@ -133,6 +148,7 @@ class Training:
     """One method's pre-training: how long, at which cost, and the ``--set`` words that say so."""
 
     epochs: int
+    films: int  # of an epoch
     flops: float  # of all epochs
     parameters: int  # that are trained
     words: tuple[str, ...]
@@ -147,13 +163,16 @@ def plan_training(study: Baselines, method: str, length: Length, more: Sequence[
     words = [*method_words(study, method), *study.chosen.get(method, ()), *more]
     config = method_config(study, method, words)
     model = make_method(config)
-    per_epoch = model.flops() * study.films.normals
+    if not model.trains:
+        return Training(0, 0, 0.0, 0, tuple(words))
+    films = study.films.labelled if model.learns_from_labels else study.films.normals
+    per_epoch = model.flops() * films
     epochs = round(length.amount * TERA / per_epoch) if length.by == "flops" else round(length.amount)
     epochs = max(1, epochs)
     recipe = config.training
     warmup = round(min(recipe.warmup_epochs / recipe.epochs, 0.5) * epochs, 3)
     words += [f"training.epochs={epochs}", f"training.warmup_epochs={warmup:g}"]
-    return Training(epochs, epochs * per_epoch, count_parameters(model)["trained"], tuple(words))
+    return Training(epochs, films, epochs * per_epoch, count_parameters(model)["trained"], tuple(words))
 
 
 def method_words(study: Baselines, method: str) -> list[str]:
@@ -162,7 +181,8 @@ def method_words(study: Baselines, method: str) -> list[str]:
     shared = [
         word for word in study.settings.get("pretrain", ()) if word.partition("=")[0].split(".")[0] not in foreign
     ]
-    return [f"image.size={study.films.size}", *shared, *study.own.get(method, ())]
+    labels = [f"options.labels=[{study.labels}]"] if method_type(method).learns_from_labels else []
+    return [f"image.size={study.films.size}", *shared, *labels, *study.own.get(method, ())]
 
 
 def method_config(study: Baselines, method: str, words: Sequence[str]) -> Config:
@@ -216,12 +236,14 @@ def pretrain_step(
     words: Sequence[str],
     machine: Sequence[str],
     split: Path | None,
+    start: str | None = None,
 ) -> PlannedStep:
     """One pre-training; begun again it resumes."""
     command = [
         *("pretrain", "--method", method, "--data", str(films.data), "--out", str(out), "--seed", str(seed)),
         *("--preset", preset),
         *(("--split", str(split)) if split is not None else ()),
+        *(("--init", start) if start is not None else ()),
         *(word for setting in words for word in ("--set", setting)),
         *("--set", "run.picture_epochs=0", "--set", "run.keep_checkpoints=1", "--quiet"),
     ]
@@ -239,8 +261,8 @@ def _pretrain_step(
     study: Baselines, length: Length, method: str, seed: int, training: Training, machine: Sequence[str]
 ) -> PlannedStep:
     name, out = pretrain_name(length, method, seed), folder_of(study, length, method) / f"seed-{seed}"
-    films = study.films
-    return pretrain_step(name, films, out, method, seed, study.preset, training.words, machine, films.split)
+    films, start = study.films, None if method_type(method).trains else study.start
+    return pretrain_step(name, films, out, method, seed, study.preset, training.words, machine, films.split, start)
 
 
 def _task_steps(

@@ -31,11 +31,27 @@ from afire.studies.baselines import (
 )
 from afire.studies.recorded import PlannedStep
 from afire.tasks.results import RESULT, read_result
-from afire.training.batches import normal_training_rows
+from afire.training.batches import labelled_training_rows, normal_training_rows
 
 FOLDER, RECORD = "search", "search.json"
 RATES = (1 / 3, 1.0, 3.0)
 """Factors on the learning rate of the preset."""
+OWN: Mapping[str, tuple[str, float, float]] = {
+    "afire": ("losses.temperature", 1.0, 0.3),
+    "mae": ("options.mask_ratio", 0.75, 0.6),
+    "moco": ("options.temperature", 0.2, 0.1),
+    "dino": ("options.teacher_temperature", 0.07, 0.04),
+    "c2l": ("options.temperature", 0.07, 0.2),
+    "pcl": ("options.temperature", 0.2, 0.1),
+    "genesis": ("options.paint", 0.9, 0.5),
+    "transvw": ("options.classification", 0.01, 0.1),
+    "dira": ("options.restorative", 10.0, 1.0),
+    "pcrl": ("options.preservational", 1.0, 10.0),
+    "adam1": ("options.temperature", 0.2, 0.1),
+    "adam2": ("options.teacher_temperature", 0.07, 0.04),
+    "supervised": ("encoder.drop_path", 0.0, 0.1),
+}
+"""The setting of a method's own that is searched, and the two values, its default first."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +73,20 @@ def development(study: Baselines) -> Baselines:
     path = study.out / FOLDER / "split.json"
     if not path.exists():
         write_split(split, path)
-    rows, _ = normal_training_rows(manifest, split)
-    return replace(study, films=replace(films, split=path, normals=len(rows)))
+    (normals, _), (labelled, _) = (choose(manifest, split) for choose in (normal_training_rows, labelled_training_rows))
+    return replace(study, films=replace(films, split=path, normals=len(normals), labelled=len(labelled)))
+
+
+def searched_methods(study: Baselines) -> list[str]:
+    """Methods that learn; what somebody else trained has nothing to choose."""
+    return [method for method in study.methods if method_type(method).trains]
 
 
 def plan_choices(study: Baselines, method: str) -> list[Choice]:
     """Every pair of a learning rate and a value of the method's own setting, where it has one."""
     rate = method_config(study, method, method_words(study, method)).training.learning_rate
-    searched = method_type(method).searched
-    own = [f"{searched[0]}={value:g}" for value in searched[1]] if searched is not None else [""]
+    key, *values = OWN.get(method, ("",))
+    own = [f"{key}={value:g}" for value in values] or [""]
     return [
         Choice(
             method,
@@ -80,7 +101,7 @@ def search_steps(study: Baselines, length: Length, machine: Sequence[str] = ()) 
     """Pre-training and probe of every trial of every method; ``study`` is the one of :func:`development`."""
     return [
         step
-        for method in study.methods
+        for method in searched_methods(study)
         for choice in plan_choices(study, method)
         for step in _trial_steps(study, length, choice, machine)
     ]
@@ -110,7 +131,7 @@ def choose(study: Baselines, length: Length) -> tuple[dict[str, tuple[str, ...]]
     """
     chosen: dict[str, tuple[str, ...]] = {}
     tried: list[Choice] = []
-    for method in study.methods:
+    for method in searched_methods(study):
         trials = [replace(choice, auc=_auc(_folder(study, choice) / PROBE)) for choice in plan_choices(study, method)]
         done = [trial for trial in trials if trial.auc is not None]
         if not done:

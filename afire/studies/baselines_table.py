@@ -77,7 +77,6 @@ class BaselineRow:
     measures: Mapping[str, Estimate]
     against: Mapping[str, Against] = field(default_factory=dict)
     training: Training | None = None
-    films: int = 0
     core_minutes: float = math.nan  # of one pre-training
     health: Sequence[str] = ()  # colour and reason of each seed
     paper: Mapping[str, float] = field(default_factory=dict)
@@ -213,7 +212,6 @@ def _row(
         measures,
         against,
         training,
-        study.films.normals,
         float(np.mean(minutes)) if minutes else math.nan,
         [text for seed in study.seeds if (text := _health(folder_of(study, length, method) / f"seed-{seed}"))],
         paper_numbers(study.films.builder, method),

@@ -95,7 +95,9 @@ def test_the_turns_in_the_loop(packed: Path, smallest, tmp_path: Path) -> None: 
     config = smallest(*settings("dira"), "training.epochs=2", "run.keep_checkpoints=9")
     pretrain(config, PackedFilms(packed), tmp_path / "run")
     start = DiRA(config).state_dict()
-    first, last = (load_file(folder / "model.safetensors") for folder in sorted((tmp_path / "run/checkpoints").glob("*")))
+    first, last = (
+        load_file(folder / "model.safetensors") for folder in sorted((tmp_path / "run/checkpoints").glob("*"))
+    )
     assert torch.equal(first["adversary.say.weight"], start["adversary.say.weight"]), "it rests in the first half"
     assert not torch.equal(last["adversary.say.weight"], start["adversary.say.weight"])
     assert not torch.equal(first["decoder.pred.weight"], start["decoder.pred.weight"])
