@@ -368,6 +368,6 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
 
 
 def complete(config: Config, learner: type[Learner]) -> Config:
-    """The settings with every default of the learner's own ``options`` filled in."""
-    options = validate(config.options, learner.settings_type).model_dump()
+    """The settings with every default of the learner's own ``options`` filled in, as they are read back from a file."""
+    options = validate(config.options, learner.settings_type).model_dump(mode="json")
     return config.model_copy(update={"options": options})

@@ -74,7 +74,7 @@ class Supervised(Method):
     @classmethod
     def settled(cls, config: Config, films: int, labels: tuple[str, ...]) -> Config:
         """The labels are a setting: the network has an output for each of them."""
-        options: dict[str, Any] = {**config.options, "labels": labels}
+        options: dict[str, Any] = {**config.options, "labels": [*labels]}
         return config.model_copy(update={"options": options})
 
     def begin_labels(self, labels: Labels) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from afire.methods import METHODS
+from afire.methods import METHODS, unread
 from tests.sequences.equal import differences
 from tests.sequences.privacy import leaks
 from tests.sequences.shell import BrokenPromiseError, Ended, Shell
@@ -22,6 +22,12 @@ _SMALL = (
     *("decoder.depth=1", f"training.batch_size={BATCH}", "run.picture_epochs=0"),
 )
 _SMALL_HEAD = ("head.hidden=16", "head.bottleneck=8", "head.clusters=8")
+_SMALL_OPTIONS = {
+    **{"queue": "32", "key_width": "8", "hidden": "8", "outputs": "16", "bottleneck": "8", "local_views": "2"},
+    **{"clusters": "[2]"},
+}
+_METHODS = [name for name, kind in METHODS.items() if kind.trains and not kind.learns_from_labels]
+"""Those that any film will do for."""
 Thing = TypeVar("Thing")
 
 
@@ -90,12 +96,14 @@ class Walk:
             chosen += [f"lesions.views={rng.randint(1, 2)}", f"losses.lesion={rng.choice([0, 0.5])}"]
             chosen += [f"prototypes.enabled={rng.choice(['true', 'true', 'false'])}"]
             chosen += [f"losses.contrast={rng.choice(['probability', 'feature'])}"]
-        return settings(*chosen)
+        own = METHODS[method].settings_type.model_fields
+        chosen += [f"options.{name}={value}" for name, value in _SMALL_OPTIONS.items() if name in own]
+        return settings(*(text for text in chosen if text.split(".")[0] not in unread(method)))
 
     def pretraining(self) -> Pretraining:
         data = self.pick(self.world.data)
         split = self.split_for(data)
-        method = self.pick(sorted(METHODS))
+        method = self.pick(sorted(_METHODS))
         start = self.pick(self.world.runs) if self.world.runs and self.rng.random() < 0.15 else None
         fit = data.fit or self.pick(FITS)
         words = ["pretrain", "--data", self.typed(data.path), "--method", method, *self.network(method)]
