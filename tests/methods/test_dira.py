@@ -107,6 +107,22 @@ def test_the_turns_in_the_loop(packed: Path, smallest, tmp_path: Path) -> None: 
     assert last["queue.pointer"] == (10 * 8) % 24 and (last["queue.owners"] >= 0).all()
 
 
+def test_pieces_of_a_batch_give_what_the_whole_gives(packed: Path, smallest, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    """In both turns."""
+    for pieces in (1, 4):
+        config = smallest(
+            *settings("dira"), "training.epochs=1", "options.adversary_after=0", f"training.accumulate={pieces}"
+        )
+        pretrain(config, PackedFilms(packed), tmp_path / str(pieces))
+    one, other = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines() if "total" in line]
+        for name in ("1", "4")
+    )
+    for whole, in_pieces in zip(one, other, strict=True):
+        for name in ("contrast", "restoration", "deception", "adversary", "total", "gradient_norm"):
+            assert in_pieces[name] == pytest.approx(whole[name], rel=2e-3, abs=1e-6), (whole["step"], name)
+
+
 def test_health_tells_of_an_adversary_that_wins() -> None:
     model = with_past(made())
     views = model.views(films(8), keys(8))
