@@ -23,6 +23,7 @@ from afire.methods.mae import MAE
 from afire.methods.moco import MoCo
 from afire.methods.pcl import PCL
 from afire.methods.pcrl import PCRL
+from afire.methods.phantom import PhantomTaught
 from afire.methods.supervised import Supervised
 from afire.methods.transvw import TransVW
 
@@ -43,6 +44,7 @@ METHODS: dict[str, type[Method]] = {
     "adam2": Adam2,
     "supervised": Supervised,
     "imagenet": ImageNet,
+    "phantom": PhantomTaught,
 }
 """Methods by the name that ``afire pretrain --method`` takes."""
 

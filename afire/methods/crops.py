@@ -20,13 +20,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from afire.config import Section
-from afire.lesions.augment import blurred
+from afire.lesions.augment import smoothed
 from afire.lesions.places import keyed, unit
 from afire.lesions.synthesis import REFERENCE_SIZE
 from afire.methods.base import Keys
 
 _CROPS = 0xC207
 """Keeps these draws apart from those of lesions, masks and depth."""
+_REACH = 3  # half-width of the blur's kernel, in its largest deviations
+_NO_BLUR = 1e-3  # a deviation, in pixels, that leaves a view as it is
 _STREAM = 0x1_0000_0000  # seeds of different streams never meet: a seed's own bits lie below
 
 
@@ -187,7 +189,8 @@ def toned(views_NCSS: Tensor, draws_ND: Tensor, settings: CropSettings) -> Tenso
         scale = views_NCSS.shape[-1] / REFERENCE_SIZE
         deviation = of(_Draw.DEVIATION, settings.blur_min, settings.blur_max)[:, 0, 0, 0] * scale
         chosen = draws_ND[:, _Draw.BLUR] < settings.blur
-        views_NCSS = blurred(views_NCSS, to(deviation.where(chosen, 0.0)), settings.blur_max * scale)
+        reach = math.ceil(_REACH * settings.blur_max * scale)
+        views_NCSS = smoothed(views_NCSS, to(deviation.where(chosen, 0.0).clamp_min(_NO_BLUR)), reach)
     if settings.solarise:
         over = to((draws_ND[:, _Draw.SOLARISE] < settings.solarise)[:, None, None, None]) & (views_NCSS >= 0.5)
         views_NCSS = torch.where(over, 1 - views_NCSS, views_NCSS)

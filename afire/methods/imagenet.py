@@ -28,6 +28,11 @@ class ImageNet(Method):
         self.encoder = VisionTransformer.from_config(config.encoder, config.image)
         initialise(self, torch.Generator().manual_seed(config.seed))
 
+    @classmethod
+    def own_films(cls, config: Config) -> int:
+        """It looks at none, so nobody's are needed: as many as make a batch."""
+        return config.training.batch_size
+
     def views(self, images: Tensor, keys: Keys) -> Views:
         return {"images": images}
 

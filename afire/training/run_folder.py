@@ -438,10 +438,11 @@ def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -
     is_method = config.method in METHODS  # else the networks are a detector's own, which need not read ``encoder``
     trains = "A pre-training run" if is_method else f"The training of a detector ({config.method})"
     command = "pretrain" if is_method else "detect fit"
-    labelled = is_method and METHODS[config.method].learns_from_labels
-    kind = "films with labels" if labelled else "normal films"
+    method = METHODS.get(config.method)
+    kind = "films with labels" if method is not None and method.learns_from_labels else "normal films"
+    films = f"{data['used']:,} {kind} of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`"
     rows = {
-        "data": f"{data['used']:,} {kind} of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`",
+        "data": films if method is None or method.trains else "none: the weights are those it was started from",
         "films": f"{config.image.size} px",
         "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
         "parameters": f"{summary['parameters']:,} trained",

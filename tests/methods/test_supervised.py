@@ -126,7 +126,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_spots(tmp_path_factory.mktemp("films") / "data")
 
 
-def pretrain(data: Path, out: Path, method: str, *more: str) -> str:
+def pretrain(data: Path | None, out: Path, method: str, *more: str) -> str:
     settings = [
         *SMALL,
         "training.epochs=1",
@@ -134,7 +134,8 @@ def pretrain(data: Path, out: Path, method: str, *more: str) -> str:
         "training.warmup_epochs=0",
         "run.picture_epochs=0",
     ]
-    words = ["pretrain", "--method", method, "--preset", "tiny", "--data", str(data), "--out", str(out), *more]
+    words = ["pretrain", "--method", method, "--preset", "tiny", "--out", str(out), *more]
+    words += ["--data", str(data)] if data is not None else []
     done = CliRunner().invoke(app, [*words, *(word for text in settings for word in ("--set", text))])
     if isinstance(done.exception, UserError):
         return str(done.exception)
@@ -177,3 +178,5 @@ def test_imagenet_is_the_file_and_nothing_else(data: Path, tmp_path: Path) -> No
     assert summary["status"] == "finished" and summary["step"] == 0 == summary["steps"]
     pretrain(data, tmp_path / "run", "imagenet", "--init", str(file), "--resume")
     pretrain(data, tmp_path / "further", "moco", "--init", str(tmp_path / "run"))  # a start for others
+    pretrain(None, tmp_path / "nobody", "imagenet", "--init", str(file))  # nobody's films are needed
+    assert "none: the weights are those" in (tmp_path / "nobody/README.md").read_text()
