@@ -191,11 +191,13 @@ def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
     for table in tables:
         for row in table.rows:
             for measure, value in row.paper.items():
+                if measure not in table.measures:
+                    continue
                 ours = row.measures.get(measure)
                 rows.append(
                     [
                         f"{row.name} ({IN_PAPER[row.name]})",
-                        table.measures.get(measure, measure),
+                        table.measures[measure],
                         table.length,
                         number(value),
                         DASH if ours is None else mean_sd(ours),

@@ -50,6 +50,7 @@ OWN: Mapping[str, tuple[str, float, float]] = {
     "adam1": ("options.temperature", 0.2, 0.1),
     "adam2": ("options.teacher_temperature", 0.07, 0.04),
     "supervised": ("encoder.drop_path", 0.0, 0.1),
+    "phantom": ("options.findings", 2.0, 0.5),
 }
 """The setting of a method's own that is searched, and the two values, its default first."""
 
