@@ -132,7 +132,7 @@ def list_split(manifest: Manifest, lists: Mapping[str, Path], val_share: float =
         rows = [of_film[name] for name in names if name in of_film]
         if not rows:
             raise UserError(
-                f"none of the {len(names):,} films in {path} is in this manifest; lines should begin with a file's name."
+                f"none of the {len(names):,} films in {path} is in this manifest; a line begins with a file's name."
             )
         patients[subset] = sorted({str(patient[row]) for row in rows})
         counts[subset] = {"listed": len(names), "found": len(rows)}
