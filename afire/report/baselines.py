@@ -260,7 +260,7 @@ def _draw(axes: Axes, table: BaselineTable) -> None:
         if learned:
             axes.plot(estimate.values, [place] * len(estimate.values), "|", color=INK, markersize=7)
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
-    axes.set_xlabel(f"{table.measures[table.main]}, 95 % interval over test patients; ticks: seeds")
+    axes.set_xlabel(f"{table.measures[table.main]}; 95 % interval, ticks: seeds")
     axes.set_title(title(table))
 
 
