@@ -7,7 +7,8 @@ running mean over all processes, which together keep it from saying the same of 
 views is compared by cross-entropy. Local views are smaller pictures, whose positions are those of the whole picture,
 interpolated.
 
-Ours: hue and saturation mean nothing on grey films; a warm-up is a share of the run, not 30 epochs; 4,096 outputs by
+Ours: hue and saturation mean nothing on grey films; the teacher's temperature stays at 0.04 unless a higher one is
+asked for (0.07 is published for long runs), and its warm-up is a share of the run, not 30 epochs; 4,096 outputs by
 default, not 65,536, for sets of thousands of films, not of a million.
 
 Shapes: B films, V views, S of them the student's and T the teacher's, K outputs.
@@ -42,7 +43,9 @@ class DistillationSettings(ViewSettings):
     hidden: int = Field(1024, ge=2, description="width of the head's two hidden layers; published: 2,048")
     bottleneck: int = Field(256, ge=2, description="width of the normalised feature before the outputs")
     student_temperature: float = Field(0.1, gt=0, description="of the student's softmax")
-    teacher_temperature: float = Field(0.07, gt=0, description="of the teacher's softmax after its warm-up")
+    teacher_temperature: float = Field(
+        0.04, gt=0, description="of the teacher's softmax after its warm-up; published for long runs: 0.07"
+    )
     teacher_temperature_start: float = Field(0.04, gt=0, description="of the teacher's softmax at the start")
     teacher_temperature_warmup: float = Field(0.3, ge=0, le=1, description="share of the run in which it warms up")
     centre_momentum: float = Field(0.9, ge=0, lt=1, description="share of the old centre that each step keeps")
