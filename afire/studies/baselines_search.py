@@ -40,7 +40,7 @@ OWN: Mapping[str, tuple[str, float, float]] = {
     "afire": ("losses.temperature", 1.0, 0.3),
     "mae": ("options.mask_ratio", 0.75, 0.6),
     "moco": ("options.temperature", 0.2, 0.1),
-    "dino": ("options.teacher_temperature", 0.07, 0.04),
+    "dino": ("options.teacher_temperature", 0.04, 0.07),
     "c2l": ("options.temperature", 0.07, 0.2),
     "pcl": ("options.temperature", 0.2, 0.1),
     "genesis": ("options.paint", 0.9, 0.5),
@@ -48,7 +48,7 @@ OWN: Mapping[str, tuple[str, float, float]] = {
     "dira": ("options.restorative", 10.0, 1.0),
     "pcrl": ("options.preservational", 1.0, 10.0),
     "adam1": ("options.temperature", 0.2, 0.1),
-    "adam2": ("options.teacher_temperature", 0.07, 0.04),
+    "adam2": ("options.teacher_temperature", 0.04, 0.07),
     "supervised": ("encoder.drop_path", 0.0, 0.1),
     "phantom": ("options.findings", 2.0, 0.5),
 }

@@ -63,7 +63,8 @@ def test_views_follow_from_film_and_epoch_alone(method: str) -> None:
     part = model.views(images[1:3], Keys(0, 0, 0, torch.tensor([1, 2])))
     other = model.views(images, keys(step=1))
     for name, view in whole.items():
-        torch.testing.assert_close(part[name], view[1:3], msg=lambda text, n=name: f"{n}: {text}")
+        # A steep grey curve makes rounding of the warp, which may differ with the size of a batch, visible.
+        torch.testing.assert_close(part[name], view[1:3], rtol=0, atol=2e-3, msg=lambda text, n=name: f"{n}: {text}")
     assert any(not torch.equal(other[name], view) for name, view in whole.items() if view.dtype == torch.float32)
 
 
