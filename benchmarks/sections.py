@@ -40,6 +40,13 @@ SECTIONS = (
         "passes of the same networks, the student's backward pass, AdamW. In alternation; the median of the ratios.",
     ),
     Section(
+        "methods",
+        "A step of every method against its bare networks",
+        "Preset `small`, 32 films. Whole: views, networks, losses, backward, AdamW, and what moves after a step. Bare: "
+        "the same networks on views that are already drawn, backward from the mean of what they say, AdamW. In "
+        "alternation; the median of the ratios.",
+    ),
+    Section(
         "utilisation",
         "FLOP/s against the peak",
         "ViT-B/16 at 224 px in fp32 on all threads. *Encoder* is forward, backward, clipping and AdamW; *pre-training "

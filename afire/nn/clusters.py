@@ -42,7 +42,8 @@ def kmeans(points_ND: Tensor, clusters: int, generator: torch.Generator, iterati
 def nearest_centres(points_ND: Tensor, centres_KD: Tensor) -> tuple[Tensor, Tensor]:
     """The number of the nearest centre of each point (N,), and the distance to it (N,)."""
     chunk = max(_CHUNK // len(centres_KD), 1)
-    found = [torch.cdist(points, centres_KD).min(dim=1) for points in points_ND.split(chunk)]
+    starts = range(0, len(points_ND), chunk)
+    found = [torch.cdist(points_ND[start : start + chunk], centres_KD).min(dim=1) for start in starts]
     return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
 
 
@@ -52,7 +53,8 @@ def _means(points_ND: Tensor, nearest_N: Tensor, clusters: int) -> tuple[Tensor,
     counts = points_ND.new_zeros(clusters)
     numbers = torch.arange(clusters, device=points_ND.device)
     chunk = max(_CHUNK // clusters, 1)
-    for points, nearest in zip(points_ND.split(chunk), nearest_N.split(chunk), strict=True):
+    for start in range(0, len(points_ND), chunk):
+        points, nearest = points_ND[start : start + chunk], nearest_N[start : start + chunk]
         member = (nearest[:, None] == numbers).to(points)
         sums += member.T @ points
         counts += member.sum(dim=0)

@@ -75,6 +75,7 @@ OWN: dict[str, dict[str, list[object]]] = {
     "transvw": {"options.words": [3, 6], "options.films": [5, 80], "options.word_side": [0.3, 1]},
     "dira": {**QUEUE, "options.adversary_width": [2], "options.adversary_after": [0, 0.4]},
     "pcrl": {**QUEUE, "options.preservational": [1, 5]},
+    "phantom": {"options.films": [16, 24]},
     "supervised": {"options.labels": ["[]", "[Spot]"], "options.pool": ["mean", "class"]},
 }
 """Settings of their own that are drawn; a method that is not listed has none that need to be small."""

@@ -24,7 +24,7 @@ _SMALL = (
 _SMALL_HEAD = ("head.hidden=16", "head.bottleneck=8", "head.clusters=8")
 _SMALL_OPTIONS = {
     **{"queue": "32", "key_width": "8", "hidden": "8", "outputs": "16", "bottleneck": "8", "local_views": "2"},
-    **{"clusters": "[2]"},
+    **{"clusters": "[2]", "films": "32"},
 }
 _METHODS = [name for name, kind in METHODS.items() if kind.trains and not kind.learns_from_labels]
 """Those that any film will do for."""
