@@ -116,6 +116,13 @@ def split(
             help="Draw all subsets from the official training films, to choose settings by; --test is then 0.25.",
         ),
     ] = False,
+    train_list: Annotated[
+        Path | None, typer.Option("--train-list", help="A text file with the training films' names; with --test-list.")
+    ] = None,
+    val_list: Annotated[
+        Path | None, typer.Option("--val-list", help="The same for validation; without it --val is carved from train.")
+    ] = None,
+    test_list: Annotated[Path | None, typer.Option("--test-list", help="The same for the test films.")] = None,
     fractions: Annotated[str, typer.Option(help="Label fractions in percent, nested.")] = "100",
     folds: Annotated[int, typer.Option(help="Grouped k-fold over all films instead of one split; 0 = off.")] = 0,
     seed: Seed = 0,
@@ -136,6 +143,7 @@ def split(
         development_split,
         fold_splits,
         fraction_of,
+        list_split,
         official_split,
         random_split,
         write_split,
@@ -146,9 +154,17 @@ def split(
         raise UserError("--folds and --test exclude each other: every fold brings its own test subset.")
     if folds and development:
         raise UserError("--folds and --development exclude each other: folds go over all films.")
+    given = {"train": train_list, "val": val_list, "test": test_list}
+    lists = {name: path for name, path in given.items() if path is not None}
+    if lists and not {"train", "test"} <= lists.keys():
+        raise UserError("lists of films come in pairs at least: give --train-list and --test-list.")
+    if lists and (folds or development or test is not None):
+        raise UserError("lists of films say which film is where; leave out --folds, --development and --test.")
     manifest = open_manifest(data, root)
     percents = _percents(fractions)
-    if folds:
+    if lists:
+        bases = {"split": list_split(manifest, lists, val, seed)}
+    elif folds:
         bases = {f"fold-{i}": base for i, base in enumerate(fold_splits(manifest, folds, val, seed))}
     elif development:
         bases = {"development": development_split(manifest, val, 0.25 if test is None else test, seed)}

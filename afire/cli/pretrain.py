@@ -24,8 +24,8 @@ MethodName = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="The pre-training method: afire (the default), mae, moco, dino, c2l, pcl, adam1, adam2, supervised, "
-        "imagenet, phantom. `afire config` prints its settings.",
+        help="The pre-training method: afire (the default), mae, moco, dino, c2l, pcl, genesis, transvw, dira, pcrl, "
+        "adam1, adam2, supervised, imagenet, phantom. `afire config` prints its settings.",
     ),
 ]
 

@@ -87,8 +87,9 @@ def _show_comparison(comparison: Comparison, metrics: list[str], several: bool) 
 def _write_comparisons(comparisons: list[Comparison], out: Path) -> None:
     from afire.files import write_text
     from afire.report.style import save_figure, style
-    from afire.report.task_figures import label_figure
+    from afire.report.task_figures import label_figure, p_value_figure
     from afire.report.task_tables import comparison_latex, comparison_markdown
+    from afire.tasks.compare import all_pairs
 
     write_text(out / "comparison.md", comparison_markdown(comparisons))
     write_text(out / "comparison.tex", comparison_latex(comparisons))
@@ -98,6 +99,10 @@ def _write_comparisons(comparisons: list[Comparison], out: Path) -> None:
             shown, names = [entry.result for entry in comparison.entries], [entry.name for entry in comparison.entries]
             with style():
                 save_figure(label_figure(shown, comparison.metrics[0], names), out / stem)
+        if len(comparison.entries) > 2:
+            stem = f"p-values-{100 * comparison.fraction:g}pct" if len(comparisons) > 1 else "p-values"
+            with style():
+                save_figure(p_value_figure(all_pairs(comparison)), out / stem)
 
 
 def ablate(
@@ -161,7 +166,7 @@ def ablate(
         outcome = run_trials(study, waiting, workers, log_steps(len(trials), len(trials) - len(waiting)))
         _write_table(study, chosen, trials, quiet)
     folders = {trial.name: trial.folder for trial in waiting}
-    _end(outcome, lambda name: folders[name] / LOG)
+    end(outcome, lambda name: folders[name] / LOG)
 
 
 def _say_start(rows: int, trials: list[Trial], waiting: list[Trial], workers: Workers) -> None:
@@ -274,13 +279,13 @@ def bench(
     fits = {(films.name, name): study.plan_fit(asked, films, name) for films in asked.sets for name in names}
     steps = study.plan_steps(asked, fits, machine=("--device", device))
     if plan:
-        _show_steps(steps, out)
+        show_steps(steps, out)
         return
     with folder_lock(out, "the bench in"):
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
         outcome = run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
         _write_bench(asked, fits, quiet)
-    _end(outcome, lambda name: step_path(out, name, "log"))
+    end(outcome, lambda name: step_path(out, name, "log"))
 
 
 def _write_bench(asked: Bench, fits: Mapping[tuple[str, str], Fit], quiet: bool) -> None:
@@ -351,7 +356,7 @@ def reproduce(
 
     scale = scale_for(on, quick).changed(
         preset=preset,
-        settings=_sorted_settings(overrides),
+        settings=sorted_settings(overrides),
         seeds=parse_seeds(seeds) if seeds is not None else None,
         fractions=[100 * share for share in parse_fractions(fractions)] if fractions is not None else None,
         folds=folds,
@@ -373,15 +378,15 @@ def reproduce(
     check_films(request)
     steps = plan_steps(request)
     if plan:
-        _show_steps(steps, out)
+        show_steps(steps, out)
         return
     with folder_lock(out, "the reproduction in"):
         outcome = run_planned(steps, out, log_steps(len(steps)))
         _write_reproduction(request, outcome, reasons, quiet)
-    _end(outcome, lambda name: step_path(out, name, "log"))
+    end(outcome, lambda name: step_path(out, name, "log"))
 
 
-def _sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
+def sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
     """Those of the pre-training, and by their names those of the commands that follow."""
     from dataclasses import replace
 
@@ -403,7 +408,7 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
     return targets, reasons
 
 
-def _show_steps(steps: list[PlannedStep], out: Path) -> None:
+def show_steps(steps: list[PlannedStep], out: Path) -> None:
     from afire.studies.recorded import is_done, read_step, step_hashes
 
     hashes = step_hashes(steps, out)
@@ -453,7 +458,7 @@ def _reproduction_facts(request: Request, outcome: Outcome) -> dict[str, str]:
     return facts
 
 
-def _end(outcome: Outcome, logs: Callable[[str], Path]) -> None:
+def end(outcome: Outcome, logs: Callable[[str], Path]) -> None:
     """Exit codes: 128 + the signal that stopped it, 1 when a step failed; ``logs`` is where the log of a step is."""
     import logging
 

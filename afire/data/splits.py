@@ -23,6 +23,7 @@ import pandas as pd
 
 from afire.data.film import hash_patient
 from afire.data.manifest import LABEL_PREFIX, SOURCE, SPLITS, Manifest, clean_paths, make_manifest
+from afire.data.sources.disk import read_list
 from afire.errors import UserError
 from afire.files import making_sense_of, read_json, require_file, sha256_text, write_json
 
@@ -90,11 +91,19 @@ def random_split(manifest: Manifest, val_share: float = 0.1, test_share: float =
     return _drawn(manifest, _patients(manifest), "all", {"kind": "random"}, "test", val_share, test_share, seed)
 
 
-def development_split(manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0) -> Split:
-    """Train, val and test drawn by patient from the official training subset alone.
+def development_split(
+    manifest: Manifest, val_share: float = 0.1, test_share: float = 0.25, seed: int = 0, of: Split | None = None
+) -> Split:
+    """Train, val and test drawn by patient from the training and validation subsets of a split, or the official ones.
 
-    To choose settings by: the official test films are in no subset of it, so nothing can be chosen on them.
+    To choose settings by: the test films are in no subset of it, so nothing can be chosen on them.
     """
+    kind, purpose = {"kind": "development"}, "development"
+    if of is not None:
+        of.rows(manifest)  # refused where it is of other films
+        patients = of.patients_in(manifest)
+        pool = sorted([*patients["train"], *patients["val"]])
+        return _drawn(manifest, pool, of.scope, {**kind, "of": of.hash}, purpose, val_share, test_share, seed)
     listed = manifest.table["split"]
     if not (listed == "test").any() or not (listed == "train").any():
         raise UserError(
@@ -103,8 +112,44 @@ def development_split(manifest: Manifest, val_share: float = 0.1, test_share: fl
         )
     _refuse_crossing_patients(manifest)
     pool = _patients(manifest, listed.isin(["train", "val"]))
-    kind = {"kind": "development"}
-    return _drawn(manifest, pool, "listed", kind, "development", val_share, test_share, seed)
+    return _drawn(manifest, pool, "listed", kind, purpose, val_share, test_share, seed)
+
+
+def list_split(manifest: Manifest, lists: Mapping[str, Path], val_share: float = 0.1, seed: int = 0) -> Split:
+    """The split of list files: ``lists`` has the file of each subset, with a film's name first on every line.
+
+    Names are those of the files, without folders. Films that the manifest does not have are left out, because a part of
+    a set may be here; a film that is on no list goes with its patient. Without a list for validation, it is carved from
+    train.
+    """
+    _check_share(val_share, "validation")
+    of_film = {Path(image).name: row for row, image in enumerate(manifest.table["image"])}
+    patient = manifest.table["patient"].to_numpy()
+    patients: dict[str, list[str]] = {subset: [] for subset in SPLITS}
+    counts: dict[str, dict[str, int]] = {}
+    for subset, path in lists.items():
+        names = _listed_names(path)
+        rows = [of_film[name] for name in names if name in of_film]
+        if not rows:
+            raise UserError(
+                f"none of the {len(names):,} films in {path} is in this manifest; a line begins with a file's name."
+            )
+        patients[subset] = sorted({str(patient[row]) for row in rows})
+        counts[subset] = {"listed": len(names), "found": len(rows)}
+    if "val" not in lists and val_share > 0:
+        order = stratified_order(manifest, patients["train"], seed, purpose="val")
+        patients["val"], patients["train"] = _prefix(manifest, order, val_share, "all")
+    return make_split(
+        manifest, patients, "all", {"kind": "lists", "lists": counts, "val_share": val_share, "seed": seed}
+    )
+
+
+def _listed_names(path: Path) -> list[str]:
+    lines = read_list(require_file(path, "list of films"))
+    names = [Path(line.replace(",", " ").split()[0]).name for line in lines]
+    if not names:
+        raise UserError(f"{path} names no film; it should have a file's name first on every line.")
+    return names
 
 
 def _drawn(

@@ -45,6 +45,7 @@ from afire.detect.learned import (
 )
 from afire.methods.base import ALL, Keys, Losses, Outputs, Progress, Views, learns, uniform_draws
 from afire.nn import distributed
+from afire.nn.adversary import deceiving_loss, telling_loss
 from afire.nn.conv import CodeEncoder, ConvDecoder, ConvEncoder, initialise_conv, norm
 from afire.nn.vit import at_least_float32, patchify, unpatchify
 from afire.tasks.settings import DetectorConfig
@@ -262,12 +263,11 @@ class SQUIDNetworks(FilmLearner):
         def mean(values: Tensor) -> Tensor:
             return distributed.with_global_value(at_least_float32(values).mean())
 
-        fake = at_least_float32(outputs["fake"])
         if turn == "discriminator":
-            told = mean(F.softplus(-at_least_float32(outputs["real"]))) + mean(F.softplus(fake))
+            told = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
             return Losses({"discriminator": told}, self.settings.adversarial * told)
         terms = {name: mean(outputs[name]) for name in ("error", "teacher_error", "distillation")}
-        terms["generator"] = mean(F.softplus(-fake))
+        terms["generator"] = distributed.with_global_value(deceiving_loss(outputs["fake"]))
         weights = self.settings
         total = weights.restoration * terms["error"] + weights.teacher * terms["teacher_error"]
         total = total + weights.distillation * terms["distillation"] + weights.adversarial * terms["generator"]

@@ -16,12 +16,16 @@ from afire.methods.afire import AFiRe
 from afire.methods.base import Learner, Method, complete
 from afire.methods.c2l import C2L
 from afire.methods.dino import DINO
+from afire.methods.dira import DiRA
+from afire.methods.genesis import Genesis
 from afire.methods.imagenet import ImageNet
 from afire.methods.mae import MAE
 from afire.methods.moco import MoCo
 from afire.methods.pcl import PCL
+from afire.methods.pcrl import PCRL
 from afire.methods.phantom import PhantomTaught
 from afire.methods.supervised import Supervised
+from afire.methods.transvw import TransVW
 
 __all__ = ["METHODS", "Learner", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
 
@@ -32,6 +36,10 @@ METHODS: dict[str, type[Method]] = {
     "dino": DINO,
     "c2l": C2L,
     "pcl": PCL,
+    "genesis": Genesis,
+    "transvw": TransVW,
+    "dira": DiRA,
+    "pcrl": PCRL,
     "adam1": Adam1,
     "adam2": Adam2,
     "supervised": Supervised,

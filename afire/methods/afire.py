@@ -6,7 +6,9 @@ Rows i*V ... i*V + V-1 of the lesioned images belong to film i.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -28,7 +30,7 @@ from afire.methods.equations import (
     surprise,
     token_log_probabilities,
 )
-from afire.methods.health import Health, measure
+from afire.methods.health import Health, information, measure
 from afire.nn import distributed
 from afire.nn.momentum import follow_network, twin
 from afire.nn.vit import (
@@ -303,7 +305,17 @@ class AFiRe(Method):
         tokens = self.encode(images, "teacher")
         teacher = self.assign_tokens(tokens, "teacher").exp()
         labels = token_labels(mask, self.patch_size)
-        return measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
+        health = measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
+        weights, positions = self.config.losses, len(self.prototypes)
+        told = information(
+            positions,
+            losses["structure"] if weights.structure else None,
+            losses.get("category") if weights.category else None,
+        )
+        shown = health.shown
+        if "place_information" in told:
+            shown += f", I(token; place) at least {told['place_information']:.2f} of {math.log(positions):.2f} nats"
+        return replace(health, numbers={**health.numbers, **told}, shown=shown)
 
     @torch.no_grad()
     def panels(self, views: Views, count: int) -> list[Panel]:

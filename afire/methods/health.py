@@ -88,6 +88,22 @@ class TokenHealth:
         ]
 
 
+def information(positions: int, structure: float | None, category: float | None) -> dict[str, float]:
+    """The mutual information of appendix A of the paper, in nats, from AFiRe's two token losses; None: switched off.
+
+    ``place_information`` is a lower bound of I(q; place): log L - L_stru, at most log L, where every token tells its
+    place. (The paper subtracts log L: there the probability of a place, 1/L, is dropped as a constant.)
+    ``category_term`` is the conditional term that the category loss moves, the mean log P(q_i | c_j, q_b) = -L_cate, at
+    most 0, where normal tokens of a place are alike and abnormal ones are not.
+    """
+    numbers: dict[str, float] = {}
+    if structure is not None:
+        numbers["place_information"] = math.log(positions) - structure
+    if category is not None:
+        numbers["category_term"] = -category
+    return numbers
+
+
 def measure(
     student_BLK: Tensor,
     teacher_BLK: Tensor,

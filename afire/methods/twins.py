@@ -70,7 +70,7 @@ class Twins(Method):
     """A student that learns and a teacher that follows it."""
 
     networks = ("student", "teacher")
-    sections = ()
+    sections: ClassVar[tuple[str, ...]] = ()
     films_in: ClassVar[str] = "query"
     """The view that tells how many films there are and is shown first."""
 

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from afire.data.pack import Films
 from afire.data.rle import decode_rle
 from afire.report.style import COLOURS, FAINT, INK, MARKERS, panels, save_figure, style
 from afire.report.table import METRIC_WORDS, number
+from afire.tasks.compare import AllPairs
 from afire.tasks.masks import load_masks, mask_cells
 from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH, VALUE, Result
@@ -340,3 +342,36 @@ def _outline(axis: Axes, mask: NDArray[np.bool_], colour: str) -> None:
         # With a margin, so that a mask that reaches the edge of the film is closed along it.
         side = np.arange(-1, mask.shape[0] + 1)
         axis.contour(side, side, np.pad(mask, 1).astype(float), levels=[0.5], colors=[colour], linewidths=[1.1])
+
+
+def p_value_figure(pairs: AllPairs) -> Figure:
+    """A square for each pair of results: p over test patients above the diagonal, over runs below it.
+
+    Darker is smaller. An arrow points to the better one: left, the row's; up, the column's.
+    """
+    count = len(pairs.names)
+    shown = np.where(np.triu(np.ones((count, count), bool)), pairs.p_patients, pairs.p_runs)
+    figure: Figure
+    side = 1.6 + 0.55 * count
+    figure, axis = plt.subplots(figsize=(side + 0.8, side), layout="constrained")
+    levels = [0.0, 0.001, 0.01, 0.05, 0.2, 1.0]
+    colours = ListedColormap(["#08306b", "#2171b5", "#6baed6", "#c6dbef", "#f7fbff"])
+    colours.set_bad("#eeeeee")
+    image = axis.imshow(shown, cmap=colours, norm=BoundaryNorm(levels, colours.N, clip=True))
+    for row in range(count):
+        for column in range(count):
+            value = shown[row, column]
+            if row != column:
+                text = "–" if np.isnan(value) else "<.001" if value < 0.001 else f"{value:.3f}"
+                better = "←" if pairs.difference[row, column] > 0 else "↑"
+                dark = not np.isnan(value) and value < 0.01
+                colour = "white" if dark else INK
+                axis.text(column, row, f"{text}\n{better}", ha="center", va="center", fontsize=6.5, color=colour)
+    axis.set_xticks(range(count), pairs.names, rotation=45, ha="right")
+    axis.set_yticks(range(count), pairs.names)
+    word = METRIC_WORDS.get(pairs.metric, pairs.metric)
+    axis.set_title(f"p between results, {word}\nabove the diagonal: over patients; below: over runs", fontsize=8)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+    figure.colorbar(image, ax=axis, ticks=levels, shrink=0.7).ax.set_yticklabels([f"{level:g}" for level in levels])
+    return figure

@@ -84,6 +84,37 @@ def compare(
     return [_compare(group, metrics) for group in groups.values()]
 
 
+@dataclass(frozen=True)
+class AllPairs:
+    """Every result against every other in one metric: row minus column, and two p-values; NaN on the diagonal.
+
+    ``p_patients`` is of the paired bootstrap, NaN where the test films differ; ``p_runs`` of Welch's t-test.
+    """
+
+    metric: str
+    names: list[str]
+    difference: Floats  # (N, N)
+    p_patients: Floats
+    p_runs: Floats
+
+
+def all_pairs(comparison: Comparison, metric: str | None = None) -> AllPairs:
+    """The same tests as against the first result, for all pairs of a comparison."""
+    metric = metric or comparison.metrics[0]
+    entries = comparison.entries
+    draws = [_draws(entry)[metric] for entry in entries]
+    number = len(entries)
+    difference, patients, runs = (np.full((number, number), np.nan) for _ in range(3))
+    for row in range(number):
+        for column in range(row):
+            pair = _pair(entries[row], entries[column], metric, draws[row], draws[column])
+            difference[row, column], difference[column, row] = pair.difference, -pair.difference
+            runs[row, column] = runs[column, row] = pair.t.p
+            if pair.paired is not None:
+                patients[row, column] = patients[column, row] = pair.paired.p
+    return AllPairs(metric, [entry.name for entry in entries], difference, patients, runs)
+
+
 def _fractions(entries: Sequence[Entry]) -> list[float]:
     return sorted({entry.result.fraction for entry in entries})
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from afire.methods.health import TokenHealth, effective_rank, image_dependence, measure
+from afire.methods.health import TokenHealth, effective_rank, image_dependence, information, measure
 
 GOOD = TokenHealth(
     prototype_entropy=0.5,
@@ -92,3 +92,23 @@ def test_measure_on_known_assignments() -> None:
 def test_verdicts(change: dict[str, float], colour: str, words: str) -> None:
     found, reason = TokenHealth(**{**GOOD.report().numbers, **change}).verdict()
     assert found == colour and words in reason
+
+
+def test_information_is_read_from_the_losses() -> None:
+    """Where every token tells its place, it has log L nats; what was switched off is not told."""
+    assert information(16, 0.0, 0.0) == {"place_information": math.log(16), "category_term": -0.0}
+    assert information(16, math.log(16), None) == {"place_information": pytest.approx(0.0)}
+    assert information(16, None, 0.5) == {"category_term": -0.5} and information(16, None, None) == {}
+
+
+def test_the_bound_is_below_the_information_of_tokens_that_tell_their_place() -> None:
+    """By counting: tokens that say their place with probability p, else any other, all places alike."""
+    positions, p = 4, 0.7
+    rest = (1 - p) / (positions - 1)
+    says = torch.full((positions, positions), rest, dtype=torch.float64).fill_diagonal_(p)
+    joint = says / positions
+    exact = float((joint * (joint / (joint.sum(0, keepdim=True) * joint.sum(1, keepdim=True))).log()).sum())
+    best = -float((joint * says.log()).sum())  # the loss of a posterior that is right
+    assert information(positions, best, None)["place_information"] == pytest.approx(exact)
+    worse = -float((joint * says.square().div(says.square().sum(1, keepdim=True)).log()).sum())
+    assert information(positions, worse, None)["place_information"] < exact

@@ -71,6 +71,10 @@ OWN: dict[str, dict[str, list[object]]] = {
     "adam1": {**QUEUE, "options.stages": ["[1,2,4]", "[1,3]"], "options.pruned_from": [0.5, 0.99]},
     "dino": {**HEAD, "options.local_views": [0, 2], "options.local_size": ["null", 8]},
     "adam2": {**HEAD, "options.local_views": [1, 3], "options.alone": [0, 0.4], "options.levels": ["[0,1]", "[1]"]},
+    "genesis": {"options.paint": [0, 1], "options.inpaint": [0, 0.5], "options.shuffle": [0, 1]},
+    "transvw": {"options.words": [3, 6], "options.films": [5, 80], "options.word_side": [0.3, 1]},
+    "dira": {**QUEUE, "options.adversary_width": [2], "options.adversary_after": [0, 0.4]},
+    "pcrl": {**QUEUE, "options.preservational": [1, 5]},
     "phantom": {"options.films": [16, 24]},
     "supervised": {"options.labels": ["[]", "[Spot]"], "options.pool": ["mean", "class"]},
 }

@@ -27,6 +27,10 @@ CASES: dict[str, list[str]] = {
     "dino": HEAD,
     "adam2": [*HEAD, "options.alone=0"],
     "supervised": [],
+    "genesis": [],
+    "transvw": ["options.words=4", "options.films=6"],
+    "dira": [*QUEUE, "options.adversary_width=2", "options.adversary_after=0"],
+    "pcrl": [*QUEUE, "encoder.drop_path=0.2"],
 }
 
 

@@ -1,0 +1,354 @@
+"""Pre-training methods side by side: one trunk, the same films, an equal budget, and everything that follows.
+
+The budget is counted: floating-point operations of a pre-training, the same for all methods; each trains as many epochs
+as fit into it. Beside it, or instead, all train for the same epochs. Every pre-training and every task is an `afire`
+command in a process of its own (:mod:`afire.studies.recorded`), so a study that was killed goes on where it was. Test
+films are looked at last: after all pre-trainings, and after a search, which sees development films only.
+
+OUT/split.json                        where a set has no lists of its own
+OUT/search/...                        the search (:mod:`afire.studies.baselines_search`)
+OUT/LENGTH/METHOD/seed-N              pre-trainings; LENGTH is flops or epochs
+OUT/LENGTH/METHOD/TASK                results over all seeds
+OUT/beside/NAME/TASK                  rows that need no pre-training: random weights, trivial ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from afire.config import Config, load_config
+from afire.data.pack import open_films
+from afire.data.splits import Split, read_split, write_split
+from afire.detect.base import SETTINGS
+from afire.detect.protocol import plan_test
+from afire.errors import UserError
+from afire.methods import METHODS, make_method, method_type, unread
+from afire.methods.base import count_parameters
+from afire.studies.recorded import PlannedStep
+from afire.training.batches import labelled_training_rows, normal_training_rows
+from afire.training.run_folder import CONFIG
+from afire.weights import RANDOM
+from afire.weights.open import SEED
+
+By = Literal["flops", "epochs"]
+SPLIT = "split.json"
+TERA = 1e12
+PROBE, KNN, FINETUNE, SEGMENT, PATCHCORE, GAUSSIAN = "probe", "knn", "finetune", "segment", "patchcore", "gaussian"
+TASKS = (PROBE, KNN, FINETUNE, SEGMENT, PATCHCORE, GAUSSIAN)
+DETECTING = {
+    PATCHCORE: ("--method", "patchcore"),
+    # The Gaussian of every place's tokens, of the networks as they were exported.
+    GAUSSIAN: ("--method", "afire", "--set", "score=gaussian", "--set", "adapt.epochs=0"),
+}
+BESIDE = {RANDOM: "random weights", "area": "original area only", "sharpness": "sharpness only"}
+"""Rows that need no pre-training, as `afire probe --weights` takes them, and what tables call them."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long all methods train: the same counted ``tera_flops``, or the same number of epochs."""
+
+    by: By
+    amount: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.amount:g} TFLOP each" if self.by == "flops" else f"{self.amount:g} epochs each"
+
+
+@dataclass(frozen=True)
+class StudySet:
+    """The films of a study, and what is known of them."""
+
+    data: Path
+    split: Path | None  # None: the set's own lists
+    normals: int  # normal training films, which all methods learn from but those that take labels
+    labelled: int  # training films with labels, normal or not
+    size: int
+    masks: bool
+    areas: bool  # the original sizes are known
+    builder: str = ""
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What is compared, and by what."""
+
+    out: Path
+    films: StudySet
+    methods: Sequence[str]
+    seeds: Sequence[int]
+    lengths: Sequence[Length]
+    tasks: Sequence[str] = TASKS
+    labels: str = "abnormal"
+    fractions: Sequence[float] = (1, 10, 100)  # percent of the labels, of the linear probe
+    preset: str = "small"
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by command
+    own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
+    chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by a search, by method
+    start: str | None = None  # weights of the rows that somebody else trained
+
+
+def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
+    """``all``, or names separated by commas, each of them one of ``known``."""
+    if text.strip() == "all":
+        return list(known)
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        what = f"knows no {wrong[0]!r}" if wrong else "names none"
+        raise UserError(f"{option} {what}; it takes all, or some of {', '.join(known)}.")
+    return names
+
+
+def open_study_set(data: Path, out: Path, split: Path | None = None, size: int = 128) -> StudySet:
+    """What must be known of the films to plan. A set without lists gets a split of ours, drawn with seed 0."""
+    if not data.exists():
+        raise UserError(f"--data {data} does not exist; give a pack or a manifest.")
+    films = open_films(data, size=size)
+    manifest = films.manifest
+    settled: Split | None = read_split(split) if split is not None else None
+    if settled is None:
+        test = plan_test(manifest)
+        settled = test.split
+        split = out / SPLIT if settled is not None else None
+        if split is not None and settled is not None and not split.exists():
+            write_split(settled, split)
+    (normals, _), (labelled, _) = (
+        choose(manifest, settled) for choose in (normal_training_rows, labelled_training_rows)
+    )
+    table = manifest.table
+    masks = bool((table["mask"] != "").any()) if "mask" in table else False
+    areas = "meta:orig_width" in table and bool(table["meta:orig_width"].notna().any())
+    builder = str(manifest.info.get("builder", ""))
+    return StudySet(data, split, len(normals), len(labelled), films.size, masks, areas, builder)
+
+
+def possible_methods(text: str, start: str | None) -> tuple[list[str], list[str]]:
+    """The methods asked for, and messages about those that are left out: without weights, a row that learns nothing."""
+    names = parse_names(text, list(METHODS), "--methods")
+    needy = [name for name in names if not method_type(name).trains] if start is None else []
+    if needy and text.strip() != "all":
+        raise UserError(f"the row {needy[0]} learns nothing by itself; give its weights with --init FILE.")
+    left_out = [f"{name} is left out: it needs weights, --init FILE" for name in needy]
+    return [name for name in names if name not in needy], left_out
+
+
+def possible_tasks(asked: Sequence[str], films: StudySet) -> tuple[list[str], list[str]]:
+    """The tasks that the films allow, and messages about the others."""
+    left_out = [f"{SEGMENT} is left out: the films have no masks"] if SEGMENT in asked and not films.masks else []
+    return [task for task in asked if task != SEGMENT or films.masks], left_out
+
+
+@dataclass(frozen=True)
+class Training:
+    """One method's pre-training: how long, at which cost, and the ``--set`` words that say so."""
+
+    epochs: int
+    films: int  # of an epoch
+    flops: float  # of all epochs
+    parameters: int  # that are trained
+    words: tuple[str, ...]
+
+    @property
+    def tera_flops(self) -> float:
+        return self.flops / TERA
+
+
+def plan_training(study: Baselines, method: str, length: Length, more: Sequence[str] = ()) -> Training:
+    """As many epochs as the length allows, at least one. The warm-up keeps its share of the preset's epochs."""
+    words = [*method_words(study, method), *study.chosen.get(method, ()), *more]
+    config = method_config(study, method, words)
+    model = make_method(config)
+    if not model.trains:
+        return Training(0, 0, 0.0, 0, tuple(words))
+    films = study.films.labelled if model.learns_from_labels else study.films.normals
+    per_epoch = model.flops() * films
+    epochs = round(length.amount * TERA / per_epoch) if length.by == "flops" else round(length.amount)
+    epochs = max(1, epochs)
+    recipe = config.training
+    warmup = round(min(recipe.warmup_epochs / recipe.epochs, 0.5) * epochs, 3)
+    words += [f"training.epochs={epochs}", f"training.warmup_epochs={warmup:g}"]
+    return Training(epochs, films, epochs * per_epoch, count_parameters(model)["trained"], tuple(words))
+
+
+def method_words(study: Baselines, method: str) -> list[str]:
+    """``--set`` words of a method: those of all pre-trainings whose group it reads, then its own."""
+    foreign = unread(method)
+    shared = [
+        word for word in study.settings.get("pretrain", ()) if word.partition("=")[0].split(".")[0] not in foreign
+    ]
+    labels = [f"options.labels=[{study.labels}]"] if method_type(method).learns_from_labels else []
+    return [f"image.size={study.films.size}", *shared, *labels, *study.own.get(method, ())]
+
+
+def method_config(study: Baselines, method: str, words: Sequence[str]) -> Config:
+    """The settings of a pre-training."""
+    return load_config(study.preset, None, [f"method={method}", *words])
+
+
+def folder_of(study: Baselines, length: Length, method: str) -> Path:
+    """Everything of one method at one length."""
+    return study.out / length.by / method
+
+
+def pretrain_name(length: Length, method: str, seed: int) -> str:
+    return f"{length.by}-{method}-{seed}"
+
+
+def plan_steps(
+    study: Baselines, trainings: Mapping[tuple[By, str], Training], machine: Sequence[str] = ()
+) -> list[PlannedStep]:
+    """Pre-trainings seed by seed through all methods, so that a study stopped early has all rows; then tasks."""
+    return [
+        *(
+            _pretrain_step(study, length, method, seed, trainings[length.by, method], machine)
+            for seed in study.seeds
+            for length in study.lengths
+            for method in study.methods
+        ),
+        *(step for name in beside(study) for step in _beside_steps(study, name, machine)),
+        *(
+            step
+            for length in study.lengths
+            for method in study.methods
+            for task in study.tasks
+            for step in _task_steps(study, length, method, task, machine)
+        ),
+    ]
+
+
+def beside(study: Baselines) -> list[str]:
+    """Rows without a pre-training that the films allow."""
+    return [name for name in BESIDE if name != "area" or study.films.areas]
+
+
+def pretrain_step(
+    name: str,
+    films: StudySet,
+    out: Path,
+    method: str,
+    seed: int,
+    preset: str,
+    words: Sequence[str],
+    machine: Sequence[str],
+    split: Path | None,
+    start: str | None = None,
+) -> PlannedStep:
+    """One pre-training; begun again it resumes."""
+    command = [
+        *("pretrain", "--method", method, "--data", str(films.data), "--out", str(out), "--seed", str(seed)),
+        *("--preset", preset),
+        *(("--split", str(split)) if split is not None else ()),
+        *(("--init", start) if start is not None else ()),
+        *(word for setting in words for word in ("--set", setting)),
+        *("--set", "run.picture_epochs=0", "--set", "run.keep_checkpoints=1", "--quiet"),
+    ]
+    return PlannedStep(
+        name,
+        tuple(command),
+        resume=("--resume",),
+        resume_when=out / CONFIG,
+        inputs=(films.data,),
+        machine=tuple(machine),
+    )
+
+
+def _pretrain_step(
+    study: Baselines, length: Length, method: str, seed: int, training: Training, machine: Sequence[str]
+) -> PlannedStep:
+    name, out = pretrain_name(length, method, seed), folder_of(study, length, method) / f"seed-{seed}"
+    films, start = study.films, None if method_type(method).trains else study.start
+    return pretrain_step(name, films, out, method, seed, study.preset, training.words, machine, films.split, start)
+
+
+def _task_steps(
+    study: Baselines, length: Length, method: str, task: str, machine: Sequence[str]
+) -> Iterator[PlannedStep]:
+    folder, name = folder_of(study, length, method), f"{length.by}-{method}"
+    needs = tuple(pretrain_name(length, method, seed) for seed in study.seeds)
+    if task in DETECTING:
+        yield from _detection_steps(study, f"{name}-{task}", folder, task, method, machine, needs)
+    else:
+        weights = str(folder / f"seed-{SEED}")
+        yield _learning_step(study, f"{name}-{task}", folder / task, task, weights, method, machine, needs)
+
+
+def _beside_steps(study: Baselines, name: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
+    """The probes of a row without a pre-training; random weights are probed by both kinds."""
+    for task in study.tasks:
+        if task == PROBE or (task == KNN and name == RANDOM):
+            folder = study.out / "beside" / name / task
+            yield _learning_step(study, f"beside-{name}-{task}", folder, task, name, BESIDE[name], machine, ())
+
+
+def _learning_step(
+    study: Baselines,
+    name: str,
+    out: Path,
+    task: str,
+    weights: str,
+    row: str,
+    machine: Sequence[str],
+    needs: tuple[str, ...],
+) -> PlannedStep:
+    """A probe, a fine-tuning or a segmentation over all seeds. A probe is cheap and made anew: seeds may be added."""
+    films, probing = study.films, task in (PROBE, KNN)
+    command = [
+        *("probe" if probing else task, "--weights", weights, "--data", str(films.data), "--out", str(out)),
+        *("--seeds", ",".join(map(str, study.seeds)), "--name", row),
+        *(("--split", str(films.split)) if films.split is not None else ()),
+        *(("--labels", study.labels) if task != SEGMENT else ()),
+        *(("--fraction", ",".join(f"{share:g}" for share in study.fractions)) if task == PROBE else ()),
+        *(("--method", "knn") if task == KNN else ()),
+        *(("--preset", study.preset, "--set", f"image.size={films.size}") if weights == RANDOM else ()),
+        *(("--overlays", "0") if task == SEGMENT else ()),
+        *(word for setting in study.settings.get(task, ()) for word in ("--set", setting)),
+        *(word for setting in (_of_networks(study) if weights == RANDOM else ()) for word in ("--set", setting)),
+        *(("--force",) if probing else ()),
+        "--quiet",
+    ]
+    resume = () if probing else ("--resume",)
+    return PlannedStep(name, tuple(command), needs, resume, inputs=(films.data,), machine=tuple(machine))
+
+
+def _of_networks(study: Baselines) -> list[str]:
+    """Of the shared settings, those of the trunk, for random weights."""
+    return [word for word in study.settings.get("pretrain", ()) if word.split(".")[0] in ("image", "encoder")]
+
+
+def _detection_steps(
+    study: Baselines,
+    name: str,
+    folder: Path,
+    task: str,
+    row: str,
+    machine: Sequence[str],
+    needs: tuple[str, ...],
+) -> Iterator[PlannedStep]:
+    """A detector of each seed's exported tokens, then all of them as one row."""
+    films, models = study.films, {seed: folder / f"{task}-{seed}" for seed in study.seeds}
+    shared = (*("--data", str(films.data)), *(("--split", str(films.split)) if films.split is not None else ()))
+    for seed, model in models.items():
+        command = [
+            *("detect", "fit", *DETECTING[task], "--weights", str(folder / f"seed-{seed}"), *shared),
+            *("--seed", str(seed), "--out", str(model)),
+            *(word for setting in study.settings.get("detect", ()) for word in ("--set", setting)),
+            "--quiet",
+        ]
+        yield PlannedStep(
+            f"{name}-{seed}",
+            tuple(command),
+            tuple(need for need in needs if need.endswith(f"-{seed}")),
+            ("--resume",),
+            complete=model / SETTINGS,
+            inputs=(films.data,),
+            machine=tuple(machine),
+        )
+    chosen = [word for model in models.values() for word in ("--model", str(model))]
+    command = ["detect", "eval", *chosen, *shared, "--name", row, "--out", str(folder / task), "--force", "--quiet"]
+    of_fits = tuple(f"{name}-{seed}" for seed in models)
+    yield PlannedStep(name, tuple(command), of_fits, inputs=(films.data,), machine=tuple(machine))
