@@ -27,6 +27,7 @@ from afire.progress import progress
 
 Bytes = NDArray[np.uint8]
 _CHUNK = 16  # films that a process draws at a time
+_WORTH_A_PROCESS = 48  # films
 _SMALLEST, _LARGEST = 32, 2048
 
 
@@ -56,6 +57,18 @@ class PhantomBank:
         return largest
 
     @classmethod
+    def blank(cls, count: int, size: int, cell: int) -> PhantomBank:
+        """A bank of black films with nothing on them."""
+        grid = (size // cell, size // cell)
+        return cls(
+            images=np.zeros((count, 1, size, size), dtype=np.uint8),
+            anatomy=np.zeros((count, len(ANATOMY), *grid), dtype=np.uint8),
+            findings=np.zeros((count, len(DISEASES), *grid), dtype=np.uint8),
+            labels=np.zeros((count, len(DISEASES)), dtype=np.float32),
+            severity=np.zeros((count, len(DISEASES)), dtype=np.float32),
+        )
+
+    @classmethod
     def draw(
         cls,
         seed: int,
@@ -70,23 +83,17 @@ class PhantomBank:
     ) -> PhantomBank:
         """Films ``first`` .. ``first + count - 1`` of the phantom ``seed``, maps pooled over ``cell`` x ``cell`` px.
 
-        ``workers`` is the number of processes, all cores by default and 1 for this one alone; nothing else depends on
-        it. A bank of other numbers, or of another seed, shares no film with this one.
+        ``workers`` is the most processes that draw, all cores by default and 1 for this one alone; a small bank is
+        drawn by fewer, because a process takes a second to start. No film depends on it. A bank of other numbers, or
+        of another seed, shares no film with this one.
         """
         _check(count, size, cell, normal_share)
-        grid = (size // cell, size // cell)
-        bank = cls(
-            images=np.empty((count, 1, size, size), dtype=np.uint8),
-            anatomy=np.empty((count, len(ANATOMY), *grid), dtype=np.uint8),
-            findings=np.empty((count, len(DISEASES), *grid), dtype=np.uint8),
-            labels=np.empty((count, len(DISEASES)), dtype=np.float32),
-            severity=np.empty((count, len(DISEASES)), dtype=np.float32),
-        )
+        bank = cls.blank(count, size, cell)
         starts = range(0, count, _CHUNK)
         jobs = (
             (seed, first, start, min(_CHUNK, count - start), size, cell, normal_share, tuple(among)) for start in starts
         )
-        processes = min(workers if workers is not None else usable_cores(), len(starts))
+        processes = min(workers if workers is not None else usable_cores(), count // _WORTH_A_PROCESS + 1)
         try:
             with progress("drawing phantoms", count, "films") as bar:
                 for start, piece in in_processes(draw_piece, jobs, processes):
