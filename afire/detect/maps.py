@@ -119,7 +119,12 @@ class Evidence:
         return patches
 
     def _surprise(self, tokens: Tensor, network: Network) -> Tensor:
-        return surprise_of(self._afire.assign_tokens(tokens, network), self._afire.prototypes)
+        return surprise_of(self._afire.assign_tokens(tokens, network), self._afire.prototypes, self._place)
+
+    @cached_property
+    def _place(self) -> Tensor | None:
+        """(B, L): the place of each token, where prototypes are not those of positions."""
+        return self._afire.places(self._images)
 
     @property
     def _afire(self) -> AFiRe:
