@@ -77,8 +77,8 @@ def chest_frame(lungs_BHW: Tensor) -> ChestFrame:
     usual = across_BW.sum(dim=1) / ((left - right) * width).clamp_min(1)
     found &= between < _BETWEEN * usual
     found &= (left - right > _NARROWEST) & (bottom - top > _LOWEST)
-    edges = (right, middle, left, top, bottom)
-    return ChestFrame(*(torch.where(found, edge, typical.to(edge)) for edge, typical in zip(edges, TYPICAL, strict=True)))
+    edges = zip((right, middle, left, top, bottom), TYPICAL, strict=True)
+    return ChestFrame(*(torch.where(found, edge, typical.to(edge)) for edge, typical in edges))
 
 
 def places_in(frame: ChestFrame, tokens: tuple[int, int], places: tuple[int, int]) -> Tensor:
