@@ -51,7 +51,8 @@ def last_health(run: Path) -> dict[str, float]:
     """The last numbers of the health line."""
     numbers: dict[str, float] = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        numbers.update({name: value for name, value in json.loads(line).items() if isinstance(value, float)})
+        read = json.loads(line).items()
+        numbers.update({name.removeprefix("health/"): value for name, value in read if isinstance(value, float)})
     return numbers
 
 
