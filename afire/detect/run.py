@@ -251,7 +251,7 @@ def score_batch(
         result = drawing.result
         if draw is not None:
             drawn = draw(drawing)
-            result = replace(result, pictures=drawn.pictures, notes=drawn.notes)
+            result = replace(result, pictures=drawn.pictures, notes=(*result.notes, *drawn.notes))
         results[result.number] = result
     return [results[number] for number, _ in jobs]
 
@@ -264,6 +264,7 @@ def _drawings(
     with looking:
         scored = detector.score(images, restore=restore)
     objections = detector.domain.objections(images, [film.info for film in films])
+    warnings = detector.domain.warnings(images)
     places = regions(squares, scored.heat)
     for number, film in enumerate(films):
         trusted = not objections[number]
@@ -282,6 +283,7 @@ def _drawings(
             view=film.info.view,
             stored_inverted=film.info.inverted,
             objections=tuple(objections[number]),
+            notes=tuple(warnings[number]) if trusted else (),
         )
         restored = scored.restored[number] if trusted and scored.restored is not None else None
         yield Drawing(film, result, scored.heat[number] if trusted else None, restored)
