@@ -2,7 +2,8 @@
 
 Short pre-trainings of the preset `tiny` with 8 x 8 tokens on normal phantoms. Of each: the structure loss at the end,
 what of the place the position alone leaves open (a loss below that comes from looking at the film), how far
-assignments depend on the film, and whether tokens of moved films follow their anatomy (`afire figure landmarks`).
+assignments depend on the film, and whether tokens of moved films follow their anatomy (`afire figure landmarks`). Then,
+of 120 phantoms with and without findings, how many have no frame of their own, as they are and shifted.
 
 python benchmarks/places.py --work FOLDER [--count N] [--epochs E] [--seed K] [--only grid,anatomy]
 """
@@ -15,6 +16,14 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from afire.data.phantom import draw_batch
+from afire.lesions.frames import TYPICAL, chest_frame
+from afire.lesions.places import lung_depth
 
 ANATOMY = ("prototypes.place=anatomy",)
 MOVED = ("prototypes.move=0.06",)
@@ -56,6 +65,13 @@ def last_health(run: Path) -> dict[str, float]:
     return numbers
 
 
+def without_frame(films_BSS: Tensor) -> int:
+    """Films whose lungs are not found, or cannot be lungs."""
+    frame = chest_frame(lung_depth(films_BSS))
+    same = [(edge - typical).abs() < 1e-6 for edge, typical in zip(frame, TYPICAL, strict=True)]
+    return int(torch.stack(same).all(dim=0).sum())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for phantoms and runs; a rerun continues")
@@ -86,6 +102,10 @@ def main() -> None:
             f"| {row['run']} | {' | '.join(numbers)} | {film} "
             f"| {100 * row['anatomy']:.0f} % | {100 * row['position']:.0f} % |"
         )
+    films = torch.from_numpy(draw_batch(11, range(120), 64).images)
+    for shift in (0, 4, 8):
+        moved = F.pad(films, (shift, 0, 0, 0), mode="replicate")[..., :64]
+        print(f"shifted by {shift} of 64 px: {without_frame(moved[:, 0])} of 120 films have no frame of their own")
 
 
 if __name__ == "__main__":
