@@ -6,6 +6,10 @@ findings it has. Beside each phantom it sees a normal film of those that fit it,
 those are drawn ones too, no patient's film takes part. Some of the normal films get patches of other films, blended in
 without a seam: what a finding may look like on films of this scanner.
 
+Findings that are fine texture and nothing else (fibrosis, miliary knots, emphysema, thickened pleura) are not taught:
+the texture of a scanner that was never drawn would be taken for them. For the same reason every film is mottled. What
+is kept is the running mean of the weights, which fits no single phantom.
+
 With ``start`` it begins from the weights of another detector of this kind, by default the one that comes with afire.
 
 Shapes: B normal films and as many phantoms, s x s pixels as the network sees them, g x g places of 8 px, F kinds of
@@ -15,28 +19,33 @@ findings, A parts of the anatomy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
+from itertools import pairwise
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from afire.config import Config, Section
 from afire.data.phantom import ANATOMY, DISEASES, PhantomBank
-from afire.detect.base import FitTask, detector_folder, read_description
+from afire.detect.base import MODEL, FitTask, Subsets, detector_folder, read_description
+from afire.detect.fit import train_networks
 from afire.detect.learned import Examined, LearnedConfig, LearnedDetector, TrainConfig, by_place, check_halvings
 from afire.detect.maps import peak
 from afire.errors import UserError
 from afire.lesions.augment import augmented
 from afire.lesions.pastes import Donors, change_labels, donor_rows, naturally_pasted
 from afire.lesions.places import keyed, unit
-from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, ReadFilms, Views
+from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, ReadFilms, Views
 from afire.methods.phantom import PhantomAugment, dense_loss
 from afire.nn import distributed
 from afire.nn.conv import DenseHead, ResidualBlock, Stage, initialise_conv, shrunk, standardised
 from afire.nn.vit import Grid, at_least_float32, full_precision
 from afire.training.pretrain import Start
+from afire.weights import pick_device
 from afire.weights.files import read_tensors
 from afire.weights.hub import BUILTIN
 
@@ -49,6 +58,18 @@ _CHOICE = 0xFA47  # keeps the draw of what a film is changed by apart from other
 _READ = 64
 _RARE = -2.0  # bias at the start: most places hold little
 _FAINT = 0.1
+_NETWORK, _AVERAGE = "network.", "average."
+
+
+FINE = ("Fibrosis", "Miliary", "Pleural_Thickening", "Emphysema")
+
+
+class FinderAugment(PhantomAugment):
+    """What is done to every film, so that no scanner's style gives anything away."""
+
+    mottle: float = Field(
+        0.08, ge=0, le=1, description="largest deviation of clouds from coarse to fine, each on half of the films"
+    )
 
 
 class FinderSettings(Section):
@@ -60,6 +81,9 @@ class FinderSettings(Section):
     side: int = Field(128, ge=64, description="films larger than this are shrunk to it, in pixels")
     width: int = Field(32, ge=4, description="channels of the stem; each of the three stages doubles them")
     blocks: int = Field(2, ge=1, description="residual blocks of the first two stages")
+    kinds: list[str] = Field(
+        [name for name in DISEASES if name not in FINE], description="findings that the phantoms have"
+    )
     films: int = Field(3000, ge=16, description="phantoms that are drawn when the training begins")
     normal_share: float = Field(0.4, ge=0, lt=1, description="share of them without any finding")
     faintest: float = Field(0.25, ge=0, lt=1, description="phantoms whose findings are all fainter are not shown")
@@ -70,7 +94,17 @@ class FinderSettings(Section):
     anatomy: float = Field(0.3, ge=0, description="weight of where the anatomy is")
     film: float = Field(0.15, ge=0, description="weight of which findings a film has")
     positive: float = Field(3.0, gt=0, description="how many times a place counts that a finding covers")
-    augment: PhantomAugment = Field(default_factory=PhantomAugment)
+    average: float = Field(0.998, ge=0, lt=1, description="memory of the running mean of weights; 0 = the last ones")
+    augment: FinderAugment = Field(default_factory=FinderAugment)
+
+    @field_validator("kinds")
+    @classmethod
+    def _are_findings(cls, kinds: list[str]) -> list[str]:
+        unknown = [kind for kind in kinds if kind not in DISEASES]
+        if unknown or not kinds:
+            what = f"{unknown[0]!r} is no finding of the phantom" if unknown else "no kind of finding is left"
+            raise ValueError(f"{what}; findings are {', '.join(DISEASES)}")
+        return kinds
 
 
 class FinderConfig(LearnedConfig):
@@ -83,8 +117,40 @@ class FinderConfig(LearnedConfig):
     taught: FinderSettings = Field(default_factory=FinderSettings)
 
 
-class Finder(Learner):
+class FinderNetwork(nn.Module):
     """Residual stages, a head for every place, and one for the film."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        widths = [2 * width, 4 * width, 8 * width]
+        self.stem = nn.Sequential(nn.PixelUnshuffle(4), Stage(16, width))
+        self.stages = nn.ModuleList()
+        for (before, after), count in zip(pairwise([width, *widths]), (blocks, blocks, 1), strict=True):
+            more = [ResidualBlock(after, after) for _ in range(count - 1)]
+            self.stages.append(nn.Sequential(ResidualBlock(before, after, 2), *more))
+        self.head = DenseHead(MAPS, widths)
+        self.film = nn.Linear(2 * widths[-1], 1 + KINDS)
+
+    def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardised films -> logits of every place (N, MAPS, g, g) and of the film (N, 1 + F)."""
+        features, levels = self.stem(seen), []
+        for stage in self.stages:
+            features = stage(features)
+            levels.append(features)
+        pooled = torch.cat([features.mean(dim=(2, 3)), features.amax(dim=(2, 3))], dim=1)
+        return self.head(levels), self.film(pooled)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """It starts by saying of every place what most places are."""
+        initialise_conv(self, generator)
+        for last in (self.head.last, self.film):
+            last.weight.data.mul_(_FAINT)
+        assert self.head.last.bias is not None
+        self.head.last.bias.data.fill_(_RARE)
+
+
+class Finder(Learner):
+    """The network, the running mean of its weights, and what it is shown."""
 
     settings_type = FinderSettings
     options: FinderSettings
@@ -92,31 +158,42 @@ class Finder(Learner):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.side = check_halvings(config, self.options.side, _HALVINGS, "taught")
-        width = self.options.width
-        widths = [2 * width, 4 * width, 8 * width]
-        self.stem = nn.Sequential(nn.PixelUnshuffle(4), Stage(16, width))
-        self.stages = nn.ModuleList()
-        for before, after, blocks in zip([width, *widths], widths, (self.options.blocks,) * 2 + (1,), strict=False):
-            more = [ResidualBlock(after, after) for _ in range(blocks - 1)]
-            self.stages.append(nn.Sequential(ResidualBlock(before, after, 2), *more))
-        self.head = DenseHead(MAPS, widths)
-        self.film = nn.Linear(2 * widths[-1], 1 + KINDS)
-        initialise_conv(self, torch.Generator().manual_seed(config.seed))
-        for last in (self.head.last, self.film):
-            assert last.bias is not None
-            last.weight.data.mul_(_FAINT)
-        self.head.last.bias.data.fill_(_RARE)  # type: ignore[union-attr]
+        self.network = FinderNetwork(self.options.width, self.options.blocks)
+        self.network.initialise(torch.Generator().manual_seed(config.seed))
+        self.average = deepcopy(self.network).requires_grad_(False) if self.options.average else None
         # No buffers: pixels of patients must not be saved with the weights.
         self.donors: Donors | None = None
         self._bank = PhantomBank.blank(1, self.side, CELL)
         self._shown = torch.zeros(1, dtype=torch.int64)
         self._rows = torch.zeros(1, dtype=torch.int64)
 
+    def load_network(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin with the weights of another network."""
+        for network in (self.network, self.average):
+            if network is not None:
+                network.load_state_dict(dict(tensors))
+
+    def schedule(self, progress: Progress) -> Mapping[str, float]:
+        """In the first steps the mean reaches back less far, or it would remember how it was initialised."""
+        self._memory = min(self.options.average, (progress.step + 1) / (progress.step + 10))
+        return {}
+
+    @torch.no_grad()
+    def after_step(self, losses: Losses) -> None:
+        if self.average is not None:
+            for mean, weight in zip(self.average.parameters(), self.network.parameters(), strict=True):
+                mean.lerp_(weight.to(mean), 1 - self._memory)
+
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
         """Draw the phantoms, and look up the films that patches are cut from."""
         options = self.options
         self._bank = PhantomBank.draw(
-            _TEACHING + self.config.seed, options.films, self.side, CELL, normal_share=options.normal_share
+            _TEACHING + self.config.seed,
+            options.films,
+            self.side,
+            CELL,
+            normal_share=options.normal_share,
+            among=options.kinds,
         )
         plain = torch.from_numpy(self._bank.normal | (self._bank.severity.max(axis=1) >= options.faintest))
         self._shown, self._rows = plain.nonzero()[:, 0], rows
@@ -176,17 +253,8 @@ class Finder(Learner):
         return torch.from_numpy(bank.images[numbers]).to(device).float() / 255, maps, labels
 
     def forward(self, views: Views) -> Outputs:
-        places, film = self.tell(views["images"])
+        places, film = self.network(views["images"])
         return {"places": places, "film": film, **{name: views[name] for name in ("maps", "labels", "known")}}
-
-    def tell(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardised films -> logits of every place (N, MAPS, g, g) and of the film (N, 1 + F)."""
-        features, levels = self.stem(seen), []
-        for stage in self.stages:
-            features = stage(features)
-            levels.append(features)
-        pooled = torch.cat([features.mean(dim=(2, 3)), features.amax(dim=(2, 3))], dim=1)
-        return self.head(levels), self.film(pooled)
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         """Any finding everywhere; kinds and anatomy where they are known; which findings the film has."""
@@ -205,8 +273,9 @@ class Finder(Learner):
         return Losses(named, (factors * terms).sum())
 
     def said(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Films (B, C, S, S) in [0, 1] -> logits as :meth:`tell` gives them."""
-        return self.tell(standardised(shrunk(images[:, :1], self.side)))
+        """Films (B, C, S, S) in [0, 1] -> logits as the network gives them."""
+        told: tuple[Tensor, Tensor] = self.network(standardised(shrunk(images[:, :1], self.side)))
+        return told
 
 
 def known_loss(logits: Tensor, target: Tensor, known: Tensor, positive: float = 1.0) -> Tensor:
@@ -259,14 +328,28 @@ class Taught(LearnedDetector):
         folder = detector_folder(name)
         if read_description(folder).get("method") != cls.method:
             raise UserError(f"{name} is no detector of the kind taught; set taught.start to one, or to nothing.")
-        known = read_tensors(folder / "model.safetensors")
+        known = {key.removeprefix(_NETWORK): tensor for key, tensor in read_tensors(folder / MODEL).items()}
 
         def start(learner: Finder) -> None:
-            if any(known[key].shape != tensor.shape for key, tensor in learner.state_dict().items() if key in known):
+            own = learner.network.state_dict()
+            if known.keys() != own.keys() or any(known[key].shape != own[key].shape for key in own):
                 raise UserError(f"the network of {name} has another width; set taught.width as it was fitted with.")
-            learner.load_state_dict(known)
+            learner.load_network(known)
 
         return start
+
+    @classmethod
+    def start(cls, task: FitTask, subsets: Subsets) -> Self:
+        """As for any; of the two networks that training keeps, the detector holds one."""
+        config = cls.config_of(task.config, task.settings, len(subsets.fit))
+        trained = train_networks(task, subsets, config, cls.Networks, cls.first_weights(task))
+        lean = config.model_copy(update={"options": {**config.options, "average": 0.0}})
+        detector = cls(lean, task.settings)
+        prefix = _AVERAGE if config.options["average"] else _NETWORK
+        detector.model.load_network(
+            {key.removeprefix(prefix): tensor for key, tensor in trained.items() if key.startswith(prefix)}
+        )
+        return detector.to(pick_device(task.device))
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
         places, film = self.model.said(images)

@@ -21,7 +21,9 @@ from afire.lesions.places import DRAW_BITS, keyed, nth_of_stream, unit
 from afire.lesions.synthesis import REFERENCE_SIZE
 
 _AUGMENT = 0xA06
-"""Keeps these draws apart from those of lesions and pastes."""
+_MOTTLE = 0x3077E
+"""Keep these draws apart from those of lesions and pastes."""
+_CLOUDS = (14, 32, 72)  # cells along a side of what makes up a mottle
 _SHADES = 3  # cosines along a side that make up a shading, the constant one among them
 _SHARPEST, _WIDEST = 1.0, 6.0  # deviation of what unsharp masking takes off, in px of a 224-px film
 _REACH = 3  # half-width of the blur's kernel, in its largest deviations
@@ -43,6 +45,9 @@ class AugmentSettings(Section):
     )
     shading: float = Field(0.0, ge=0, le=1, description="largest slow change of brightness across the film")
     unsharp: float = Field(0.0, ge=0, le=10, description="largest share of the fine detail that is added once more")
+    mottle: float = Field(
+        0.0, ge=0, le=1, description="largest deviation of clouds from coarse to fine, each on half of the films"
+    )
 
 
 class _Draw(IntEnum):
@@ -77,6 +82,8 @@ def augmented(
     images = _curved(images, draws_BD, settings.contrast)
     images = _shaded(images, draws_BD, settings.shading)
     images = _sharpened(images, draws_BD, settings.unsharp)
+    if settings.mottle:
+        images = _mottled(images, keyed(seed ^ _MOTTLE, epoch, rows, 1, 1)[:, 0, 0], settings.mottle)
     images = _blurred(images, draws_BD, settings.blur)
     return _grainy(images, draws_BD, settings.noise), maps
 
@@ -184,6 +191,17 @@ def _smoothed(images_B1SS: Tensor, deviation_B: Tensor, reach: int) -> Tensor:
     films = F.pad(images_B1SS, (reach, reach, reach, reach), mode="replicate").transpose(0, 1)
     films = F.conv2d(films, kernels, groups=len(kernels))
     return F.conv2d(films, kernels.transpose(2, 3), groups=len(kernels)).transpose(0, 1)
+
+
+def _mottled(images_B1SS: Tensor, draws_BD: Tensor, mottle: float) -> Tensor:
+    """Clouds of several finenesses: what fine texture a film has then says nothing about its findings."""
+    for number, cells in enumerate(_CLOUDS):
+        some, amount, stream = (draws_BD[:, 3 * number + place] for place in range(3))
+        height = (unit(amount) * mottle * (unit(some) < 0.5)).to(images_B1SS)
+        numbers = normal_numbers(stream.to(images_B1SS.device), cells * cells).view(-1, 1, cells, cells)
+        clouds = F.interpolate(numbers.to(images_B1SS), images_B1SS.shape[-2:], mode="bicubic", align_corners=False)
+        images_B1SS = images_B1SS + height[:, None, None, None] * clouds
+    return images_B1SS.clamp(0, 1)
 
 
 def _grainy(images_B1SS: Tensor, draws_BD: Tensor, noise: float) -> Tensor:
