@@ -441,7 +441,8 @@ def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -
     rows = {
         "data": f"{data['used']:,} normal films of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`",
         "films": f"{config.image.size} px",
-        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
+        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}"
+        + (", convolutional stem" if encoder.stem == "conv" else ""),
         "parameters": f"{summary['parameters']:,} trained",
         "losses at the end": losses,
         "health": f"{colour}: {reason}",
