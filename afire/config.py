@@ -167,6 +167,12 @@ class PrototypeConfig(Section):
     enabled: bool = Field(True, description="keep prototypes over time; off: the batch mean of the step, no memory")
     momentum: float = Field(0.75, ge=0, lt=1, description="share of the old prototype that each step keeps")
     sinkhorn_iterations: int = Field(3, ge=1, description="Sinkhorn-Knopp iterations")
+    place: Literal["grid", "anatomy"] = Field(
+        "grid", description="what has a prototype: a cell of the film, or a place in the chest by that film's lungs"
+    )
+    move: float = Field(
+        0.0, ge=0, le=0.5, description="largest shift and zoom of training films, so that no position is one place"
+    )
 
 
 class LossConfig(Section):
@@ -287,6 +293,11 @@ class Config(Section):
         if self.image.size % self.encoder.patch_size:
             raise ValueError(
                 f"image.size {self.image.size} is not a multiple of encoder.patch_size {self.encoder.patch_size}"
+            )
+        if self.prototypes.place == "anatomy" and self.head.form == "per_position":
+            raise ValueError(
+                "prototypes.place anatomy needs head.form shared: with clusters of their own for each position, tokens "
+                "of one place cannot be compared"
             )
         return self
 

@@ -7,8 +7,8 @@ fixed direction: larger = more abnormal.
 
 :class:`MapDetector` is what `afire detect fit` makes unless another detector is asked for. It holds the adapted
 networks of any method and a map for everything they can do: Gaussians of tokens; restoration where there is a decoder;
-surprise where there are prototypes; lesions where there is a classifier of them. A film is scored by the maps that were
-chosen on drawn lesions.
+surprise where there are prototypes; lesions where there is a classifier of them; findings where phantoms taught them. A
+film is scored by the maps that were chosen on drawn lesions.
 
 Shapes: B films, N normal films, L positions, D width, P pixels of a patch.
 """
@@ -35,6 +35,7 @@ from afire.methods import Method, make_method
 from afire.methods.afire import AFiRe, Network
 from afire.methods.equations import anomaly_score
 from afire.methods.equations import surprise as surprise_of
+from afire.methods.phantom import PhantomTaught
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.weights import pick_device
 
@@ -91,6 +92,12 @@ class Evidence:
         return logits.squeeze(-1)
 
     @cached_property
+    def finding(self) -> Tensor:
+        """(B, L): logits of any finding, as phantoms taught them."""
+        assert isinstance(self._model, PhantomTaught)
+        return self._model.finding_logits(self.tokens, self._model.grid)
+
+    @cached_property
     def patches(self) -> Tensor:
         """(B, L, P): the films themselves, in the decoder's normalised pixels."""
         return self._model.patches(self._images)
@@ -119,7 +126,12 @@ class Evidence:
         return patches
 
     def _surprise(self, tokens: Tensor, network: Network) -> Tensor:
-        return surprise_of(self._afire.assign_tokens(tokens, network), self._afire.prototypes)
+        return surprise_of(self._afire.assign_tokens(tokens, network), self._afire.prototypes, self._place)
+
+    @cached_property
+    def _place(self) -> Tensor | None:
+        """(B, L): the place of each token, where prototypes are not those of positions."""
+        return self._afire.places(self._images)
 
     @property
     def _afire(self) -> AFiRe:
@@ -250,6 +262,15 @@ class Lesion(PatchMap):
         return evidence.lesion
 
 
+class Finding(PatchMap):
+    """Logit of any finding, from the head that phantoms taught."""
+
+    name = "finding"
+
+    def forward(self, evidence: Evidence) -> Tensor:
+        return evidence.finding
+
+
 def possible_maps(model: Method) -> Iterator[PatchMap]:
     """The maps that a model has the networks for, not fitted."""
     prototypes = isinstance(model, AFiRe) and model.bank is not None and model.has_clusters
@@ -263,6 +284,8 @@ def possible_maps(model: Method) -> Iterator[PatchMap]:
         yield TwoPass()
     if isinstance(model, AFiRe) and model.lesion_classifier is not None:
         yield Lesion()
+    if isinstance(model, PhantomTaught):
+        yield Finding()
 
 
 def mean(map_BL: Tensor) -> Tensor:
@@ -304,6 +327,7 @@ SCORES: dict[str, Score] = {
     "two_pass": Score("two_pass", peak, "restoration of what the prototypes find abnormal, highest tenth"),
     # Not standardised: a logit is a probability of its own, and sd would lift places where all normals are sure.
     "lesion": Score("lesion", peak, "token lesion classifier, highest tenth", standard=False),
+    "finding": Score("finding", peak, "finding as phantoms taught it, highest tenth", standard=False),
 }
 
 

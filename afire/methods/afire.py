@@ -1,7 +1,7 @@
 """AFiRe: a student that sees lesions, a teacher that sees none, prototypes of every place, and a decoder.
 
-Shapes: B films, V views (lesioned versions) of each, L positions, D width, K clusters, P pixels of a patch.
-Rows i*V ... i*V + V-1 of the lesioned images belong to film i.
+Shapes: B films, V views (lesioned versions) of each, L positions and as many places, D width, K clusters, P pixels of a
+patch. Rows i*V ... i*V + V-1 of the lesioned images belong to film i.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from afire.config import Config
 from afire.errors import UserError
 from afire.lesions import synthesize_keyed, token_labels
+from afire.lesions.augment import AugmentSettings, augmented
+from afire.lesions.frames import chest_places
 from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progress, Views, cosine, depth_draws
 from afire.methods.equations import (
     Contrast,
     category_loss,
     lesion_loss,
     moved_prototypes,
+    place_mean,
     position_mean,
     restoration_loss,
     sinkhorn,
@@ -30,7 +33,7 @@ from afire.methods.equations import (
     surprise,
     token_log_probabilities,
 )
-from afire.methods.health import Health, information, measure
+from afire.methods.health import Health, information, measure, place_entropy
 from afire.nn import distributed
 from afire.nn.momentum import follow_network, twin
 from afire.nn.vit import (
@@ -41,6 +44,7 @@ from afire.nn.vit import (
     check_films,
     grid_of,
     initialise,
+    is_exporting,
     patchify,
 )
 
@@ -63,29 +67,40 @@ class Branch(nn.Module):
 
 
 class PrototypeBank(nn.Module):
-    """One vector for each position: the running mean of what the teacher says there about normal films.
+    """One vector for each place: the running mean of what the teacher says there about normal films.
 
-    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation.
+    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation. With
+    ``own_places``, which are not in every film, it remembers which of them have been ``met``; one that has not is
+    uniform.
     """
 
     prototypes: Tensor
     steps: Tensor
+    met: Tensor
 
-    def __init__(self, positions: int, clusters: int, momentum: float) -> None:
+    def __init__(self, positions: int, clusters: int, momentum: float, own_places: bool = False) -> None:
         super().__init__()
         self.momentum = momentum
         self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        if own_places:
+            self.register_buffer("met", torch.zeros(positions, dtype=torch.bool))
 
-    def moved(self, mean: Tensor) -> Tensor:
-        """The prototypes (L, K) that this step's ``mean`` (L, K) leads to; nothing is stored yet."""
-        return moved_prototypes(self.prototypes, mean, self.momentum, self.steps == 0)
+    def moved(self, mean: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The prototypes (L, K) that this step's ``mean`` (L, K) leads to; nothing is stored yet.
+
+        ``tokens`` (L,) is how many tokens a place has for each film, where places are not the positions.
+        """
+        first = self.steps == 0 if tokens is None else ~self.met
+        return moved_prototypes(self.prototypes, mean, self.momentum, first, tokens)
 
     @torch.no_grad()
-    def store(self, prototypes: Tensor) -> None:
+    def store(self, prototypes: Tensor, tokens: Tensor | None = None) -> None:
         """Take over what :meth:`moved` gave."""
         self.prototypes.copy_(prototypes)
         self.steps += 1
+        if tokens is not None:
+            self.met |= tokens > 0
 
 
 class AFiRe(Method):
@@ -130,7 +145,7 @@ class AFiRe(Method):
         if self.student.head is None or not config.prototypes.enabled:
             return None
         width = config.head.clusters if self.has_clusters else config.head.bottleneck
-        return PrototypeBank(positions, width, config.prototypes.momentum)
+        return PrototypeBank(positions, width, config.prototypes.momentum, self.by_anatomy)
 
     def _initialise(self, generator: torch.Generator) -> None:
         initialise(self, generator)
@@ -150,6 +165,8 @@ class AFiRe(Method):
     def views(self, images: Tensor, keys: Keys) -> Views:
         """The images, the same with lesions, the lesions' masks, and the draws of stochastic depth, if any."""
         config = self.config
+        if config.prototypes.move:
+            images = self._moved(images, keys)
         lesioned, mask = synthesize_keyed(
             images,
             seed=keys.seed,
@@ -159,13 +176,26 @@ class AFiRe(Method):
             check_values=config.run.check_images,
         )
         views = {"images": images, "lesioned": lesioned, "mask": mask}
+        if self.student.head is not None and (place := self.places(images)) is not None:
+            views["place"] = place
         if config.encoder.drop_path > 0:
             draws = depth_draws(config.encoder.depth, keys.seed, keys.step, keys.rows, config.lesions.views)
             views["depth"] = draws.to(images.device)
         return views
 
+    def _moved(self, images: Tensor, keys: Keys) -> Tensor:
+        share = self.config.prototypes.move
+        moves = AugmentSettings(turn=0, zoom=share, shift=share, gamma=0, blur=0, noise=0)
+        channels = images.flatten(0, 1)[:, None]  # those of a film move together
+        rows = keys.rows.repeat_interleave(images.shape[1])
+        moved, _ = augmented(channels, None, seed=keys.seed, epoch=keys.epoch, rows=rows, settings=moves)
+        return moved.view_as(images)
+
     def forward(self, views: Views) -> Outputs:
-        """Views ``images`` (B, C, H, W) in [0, 1], ``lesioned`` (B*V, C, H, W), ``mask`` (B*V, 1, H, W)."""
+        """Views ``images`` (B, C, H, W) in [0, 1], ``lesioned`` (B*V, C, H, W), ``mask`` (B*V, 1, H, W).
+
+        With places in the chest also ``place`` (B, L), those of the ``images`` unless others are known.
+        """
         self._check(views)
         images, abnormal = self.normalise(views["images"]), token_labels(views["mask"], self.patch_size)
         tokens = self.student.tokens(self.normalise(views["lesioned"]), views.get("depth"))
@@ -179,6 +209,9 @@ class AFiRe(Method):
             outputs["student"] = self._project(self.student, tokens, self.config.losses.student_temperature)
             if self.training or self.bank is None:
                 outputs["teacher"] = self._teacher_says(images)
+            place = views["place"] if "place" in views else self.places(views["images"])
+            if place is not None:
+                outputs["place"] = place
         return outputs
 
     @torch.no_grad()
@@ -217,6 +250,7 @@ class AFiRe(Method):
                 prototypes,
                 temperature=weights.temperature,
                 similarity=weights.similarity if self.has_clusters else "cosine",
+                place=self._of_views(outputs.get("place"), len(abnormal)),
             )
             if weights.structure and weights.category:
                 _ = contrast.scores_LBL, contrast.images  # in this order: one product and one exchange serve both
@@ -239,11 +273,22 @@ class AFiRe(Method):
             # All tokens of all positions in one matrix: balanced per position, every prototype would be uniform.
             iterations = self.config.prototypes.sinkhorn_iterations
             says = sinkhorn(says.flatten(0, 1), self.teacher_temperature, iterations).view_as(says)
-        mean = position_mean(says)
+        tokens: Tensor | None = None
+        if "place" in outputs:
+            mean, tokens = place_mean(says, outputs["place"], self.grid[0] * self.grid[1])
+            mean = torch.where(tokens[:, None] > 0, mean, 1 / mean.shape[1])  # nothing is known of a place without any
+            pending["place_tokens"] = tokens
+        else:
+            mean = position_mean(says)
         if self.bank is None:
             return mean
-        pending["prototypes"] = self.bank.moved(mean)
+        pending["prototypes"] = self.bank.moved(mean, tokens)
         return pending["prototypes"]
+
+    @staticmethod
+    def _of_views(place_BL: Tensor | None, views: int) -> Tensor | None:
+        """The places of lesioned images: lesions move nothing, so they are those of the film."""
+        return None if place_BL is None else place_BL.repeat_interleave(views // len(place_BL), 0)
 
     def _project(self, branch: Branch, tokens: Tensor, temperature: float) -> Tensor:
         """Tokens (B, L, D) -> log-probabilities (B, L, K), or unit features in the feature ablation."""
@@ -290,7 +335,7 @@ class AFiRe(Method):
     def after_step(self, losses: Losses) -> None:
         """Store the prototypes, and let the teacher follow the student, parameters and buffers."""
         if self.bank is not None and "prototypes" in losses.pending:
-            self.bank.store(losses.pending["prototypes"])
+            self.bank.store(losses.pending["prototypes"], losses.pending.get("place_tokens"))
         follow_network(self.teacher, self.student, self.teacher_momentum)
 
     @torch.no_grad()
@@ -315,6 +360,9 @@ class AFiRe(Method):
         shown = health.shown
         if "place_information" in told:
             shown += f", I(token; place) at least {told['place_information']:.2f} of {math.log(positions):.2f} nats"
+        if self.by_anatomy:
+            told["place_entropy"] = left = place_entropy(views["place"][:_HEALTH_FILMS], len(self.prototypes))
+            shown += f", position leaves {left:.2f} nats of the place open"
         return replace(health, numbers={**health.numbers, **told}, shown=shown)
 
     @torch.no_grad()
@@ -344,6 +392,23 @@ class AFiRe(Method):
     def has_clusters(self) -> bool:
         """Whether tokens are compared by cluster probabilities; in the feature ablation there are none."""
         return self.config.losses.contrast == "probability"
+
+    @property
+    def by_anatomy(self) -> bool:
+        """Whether prototypes are those of places in the chest, and not of positions."""
+        return self.config.prototypes.place == "anatomy"
+
+    def places(self, images: Tensor) -> Tensor | None:
+        """Images in [0, 1], of any size the patch divides -> the place (B, L) of every token, by each film's lungs;
+        None where it is the token's position."""
+        if not self.by_anatomy:
+            return None
+        if is_exporting():
+            raise UserError(
+                "prototypes of places in the chest (prototypes.place is anatomy) cannot be asked in a graph: lungs are "
+                "found by steps that depend on the film; choose a score without surprise, or export a bundle."
+            )
+        return chest_places(images, grid_of(images.shape[-2], images.shape[-1], self.patch_size), self.grid)
 
     @property
     def prototypes(self) -> Tensor:
@@ -383,7 +448,7 @@ class AFiRe(Method):
         if self.teacher.head is not None and self.has_clusters:
             readouts["log_q"] = self.assign(images)
             if self.bank is not None:
-                readouts["surprise"] = surprise(readouts["log_q"], self.prototypes)
+                readouts["surprise"] = surprise(readouts["log_q"], self.prototypes, self.places(images))
         if self.lesion_classifier is not None:
             readouts["lesion_logits"] = self.lesion_logits(images)
         return readouts

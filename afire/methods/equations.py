@@ -7,6 +7,10 @@ Eq. 1 :func:`follow`, tokens' probabilities :func:`token_log_probabilities` and 
 Shapes: N tokens, B images of this process, G of all, L positions, K clusters, P pixels of a patch. ``abnormal`` (B, L)
 is true where a lesion was added.
 
+A token belongs to a place, which has a prototype. By default places are the positions themselves. With ``place``
+(B, L), a number below the number of prototypes for each token, they are whatever that says: several tokens of a film
+may share a place, and a place may have no token in a film.
+
 H(q, c) = -sum_k q_k log c_k is a distance between distributions, and f(q, c) = exp(-H(q, c) / tau). Everything below
 works with log f, which is a matrix product of q with log c. With several processes a mean is over the tokens of all
 of them, written so that DDP's averaging of gradients gives exactly its gradient (see afire.nn.distributed).
@@ -66,12 +70,19 @@ def sinkhorn(logits: Tensor, temperature: float, iterations: int) -> Tensor:
 
 
 @torch.no_grad()
-def moved_prototypes(prototypes: Tensor, mean: Tensor, momentum: float, first: Tensor) -> Tensor:
+def moved_prototypes(
+    prototypes: Tensor, mean: Tensor, momentum: float, first: Tensor, tokens: Tensor | None = None
+) -> Tensor:
     """Eq. 7: C (L, K) after this step's ``mean`` (L, K) of the global batch; at the ``first`` step the mean itself.
 
-    ``first`` () is a tensor, not a bool: reading it would make a GPU wait for its queue at every step.
+    ``first`` () is a tensor, not a bool: reading it would make a GPU wait for its queue at every step. With places of
+    their own, ``first`` (L,) says which of them had no token before, and ``tokens`` (L,) how many each has now for
+    every film: one for every film moves a prototype as far as the equation says, none leaves it alone.
     """
-    share = torch.where(first, 1.0, 1.0 - momentum).to(prototypes)
+    if tokens is None:
+        share = torch.where(first, 1.0, 1.0 - momentum).to(prototypes)
+        return torch.lerp(prototypes, mean.to(prototypes), share)
+    share = torch.where(first & (tokens > 0), 1.0, 1.0 - momentum**tokens)[:, None].to(prototypes)
     return torch.lerp(prototypes, mean.to(prototypes), share)
 
 
@@ -81,18 +92,39 @@ def position_mean(values: Tensor) -> Tensor:
     return distributed.total(values.mean(dim=0)) / distributed.world_size()
 
 
+@torch.no_grad()
+def place_mean(values: Tensor, place: Tensor, places: int) -> tuple[Tensor, Tensor]:
+    """(B, L, K) of tokens at ``place`` (B, L) -> their mean at each place (places, K) over the images of all
+    processes, which hold equally many; and how many tokens a place has for each of these images, (places,)."""
+    flat = place.flatten()
+    summed = values.new_zeros(places, values.shape[-1]).index_add_(0, flat, values.flatten(0, 1))
+    number = torch.bincount(flat, minlength=places).to(values)
+    together = distributed.total(torch.cat([summed, number[:, None]], dim=1))
+    summed, number = together[:, :-1], together[:, -1]
+    return summed / number.clamp_min(1)[:, None], number / (len(values) * distributed.world_size())
+
+
 class Contrast:
     """Tokens against prototypes: what the structure and the category loss have in common is computed once.
 
     ``log_q`` (B, L, K) finite log-probabilities, as log-softmax gives; ``prototypes`` (L, K) probabilities, zeros
-    allowed, that receive no gradient. With ``cosine`` both are features instead.
+    allowed, that receive no gradient. With ``cosine`` both are features instead. ``place`` (B, L) gives each token
+    its place, its position by default.
     """
 
     def __init__(
-        self, log_q: Tensor, abnormal: Tensor, prototypes: Tensor, *, temperature: float, similarity: Similarity
+        self,
+        log_q: Tensor,
+        abnormal: Tensor,
+        prototypes: Tensor,
+        *,
+        temperature: float,
+        similarity: Similarity,
+        place: Tensor | None = None,
     ) -> None:
         self.similarity, self.scale = similarity, _sign(similarity) / temperature
         self.abnormal_LB = abnormal.bool().T
+        self.place_LB = place.T if place is not None else None
         with full_precision(log_q):
             self.keys_LBK = _by_position(log_q)
             self.queries_LBK = _queries(self.keys_LBK, similarity)
@@ -107,13 +139,22 @@ class Contrast:
     def own_LB(self) -> Tensor:
         """log f(q_ij, c_j): from the scores where they are there, else without the L times larger matrix."""
         if "scores_LBL" in self.__dict__:
+            if self.place_LB is not None:
+                return self.scores_LBL.gather(2, self.place_LB[..., None]).squeeze(2)
             return self.scores_LBL.diagonal(dim1=0, dim2=2).T
+        if self.place_LB is not None:
+            return (self.queries_LBK * self.prototype_keys_LK[self.place_LB]).sum(dim=-1)
         return (self.queries_LBK @ self.prototype_keys_LK[..., None]).squeeze(-1)
 
     @cached_property
     def images(self) -> _Images:
         """The images of all processes, gathered in one exchange."""
-        return _gather_images(self.keys_LBK, self.own_LB, self.abnormal_LB)
+        return _gather_images(self.keys_LBK, self.own_LB, self.abnormal_LB, self.place_LB)
+
+    @property
+    def places(self) -> int:
+        """How many there are."""
+        return len(self.prototype_keys_LK)
 
     @property
     def normal_tokens(self) -> Tensor:
@@ -124,16 +165,19 @@ class Contrast:
 
 
 def structure_loss(contrast: Contrast) -> Tensor:
-    """Eq. 12: each normal token (i, j) should know its own prototype c_j among all L: a cross-entropy over positions.
+    """Eq. 12: each normal token (i, j) should know its own prototype c_j among all L: a cross-entropy over places.
 
     Zero without normal tokens.
     """
     with full_precision(contrast.keys_LBK):
-        scores_LBL, abnormal_LB = contrast.scores_LBL, contrast.abnormal_LB
+        scores_LBL, abnormal_LB, own_LB = contrast.scores_LBL, contrast.abnormal_LB, contrast.place_LB
         L, B = abnormal_LB.shape
-        own_position = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
-        target_LB = own_position.masked_fill(abnormal_LB, -100)
-        summed = F.cross_entropy(scores_LBL.view(L * B, L), target_LB.flatten(), ignore_index=-100, reduction="sum")
+        if own_LB is None:
+            own_LB = torch.arange(L, device=scores_LBL.device)[:, None].expand(L, B)
+        target_LB, places = own_LB.masked_fill(abnormal_LB, -100), contrast.places
+        summed = F.cross_entropy(
+            scores_LBL.view(L * B, places), target_LB.flatten(), ignore_index=-100, reduction="sum"
+        )
         return _global_mean(summed, contrast.normal_tokens)
 
 
@@ -149,9 +193,14 @@ def category_loss(contrast: Contrast, *, abnormal_consistency: bool = False) -> 
     with full_precision(contrast.keys_LBK):
         images = contrast.images
         # Anchors are the images of this process, the others those of all.
-        towards_prototype_L = _log_sum(images.own.masked_fill(~images.abnormal, _NOTHING))
-        tensors = (contrast.queries_LBK, images.keys, contrast.abnormal_LB, images.abnormal, towards_prototype_L)
-        normal_sum, abnormal_sum = _category_sums(*tensors, contrast.scale)
+        anchors = _Anchors(contrast.queries_LBK, ~contrast.abnormal_LB, contrast.abnormal_LB)
+        others = _Others(images.keys, images.own, ~images.abnormal, images.abnormal)
+        if contrast.place_LB is not None:
+            assert images.place is not None
+            anchors = _Anchors(*_by_place(anchors, contrast.place_LB, contrast.places))
+            others = _Others(*_by_place(others, images.place, contrast.places))
+        towards_prototype_L = _log_sum(others.own.masked_fill(~others.abnormal, _NOTHING))
+        normal_sum, abnormal_sum = _category_sums(anchors, others, towards_prototype_L, contrast.scale)
         loss = _global_mean(normal_sum, (~images.abnormal).sum())
         return loss + _global_mean(abnormal_sum, images.abnormal.sum()) if abnormal_consistency else loss
 
@@ -167,33 +216,65 @@ class _Images(NamedTuple):
     keys: Tensor  # (L, G, K)
     own: Tensor  # (L, G), own[j, b] = log f(q_bj, c_j)
     abnormal: Tensor  # (L, G)
+    place: Tensor | None  # (L, G), where places are not the positions
 
 
-def _gather_images(keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor) -> _Images:
+class _Anchors(NamedTuple):
+    """Tokens of this process by place, B at each; where places have fewer, the rest is neither normal nor abnormal."""
+
+    queries: Tensor  # (L, B, K)
+    normal: Tensor  # (L, B)
+    abnormal: Tensor  # (L, B)
+
+
+class _Others(NamedTuple):
+    """Tokens of all processes by place, G at each."""
+
+    keys: Tensor  # (L, G, K)
+    own: Tensor  # (L, G)
+    normal: Tensor  # (L, G)
+    abnormal: Tensor  # (L, G)
+
+
+def _gather_images(keys_LBK: Tensor, own_LB: Tensor, abnormal_LB: Tensor, place_LB: Tensor | None) -> _Images:
     """(L, B, ...) of each process -> (L, G, ...) of all, in one exchange: processes wait for each other once."""
     if distributed.world_size() == 1:
-        return _Images(keys_LBK, own_LB, abnormal_LB)
-    parts = (keys_LBK, own_LB[..., None], abnormal_LB[..., None].to(own_LB))
+        return _Images(keys_LBK, own_LB, abnormal_LB, place_LB)
+    extra = [] if place_LB is None else [place_LB[..., None].to(own_LB)]  # whole numbers, exact
+    parts = (*extra, keys_LBK, own_LB[..., None], abnormal_LB[..., None].to(own_LB))
     together_LGC = distributed.gather(torch.cat(parts, dim=-1).transpose(0, 1)).transpose(0, 1)
-    return _Images(together_LGC[..., :-2], together_LGC[..., -2], together_LGC[..., -1].bool())
+    place = together_LGC[..., 0].long() if extra else None
+    keys = together_LGC[..., len(extra) : -2]
+    return _Images(keys, together_LGC[..., -2], together_LGC[..., -1].bool(), place)
+
+
+def _by_place(tensors: Iterable[Tensor], place_LB: Tensor, places: int) -> list[Tensor]:
+    """Tensors (L, B, ...) of tokens -> (places, most tokens at one place, ...), empty seats 0 or false."""
+    place_N = place_LB.flatten()
+    number = torch.bincount(place_N, minlength=places)
+    order = place_N.argsort(stable=True)
+    taken = place_N[order]
+    seat = torch.arange(len(order), device=order.device) - (number.cumsum(0) - number)[taken]
+    most = int(number.max())
+    grouped = []
+    for tensor in tensors:
+        tokens = tensor.flatten(0, 1)
+        seats = tokens.new_zeros((places, most, *tokens.shape[1:]))
+        grouped.append(seats.index_put((taken, seat), tokens[order]))
+    return grouped
 
 
 def _category_sums(
-    queries_LBK: Tensor,
-    keys_LGK: Tensor,
-    abnormal_LB: Tensor,
-    all_abnormal_LG: Tensor,
-    towards_prototype_L: Tensor,
-    scale: float,
+    anchors: _Anchors, others: _Others, towards_prototype_L: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Sums over normal and over abnormal anchors, a few positions at a time when G, the global batch, is large."""
-    tensors = (queries_LBK, keys_LGK, abnormal_LB, all_abnormal_LG, towards_prototype_L)
-    positions = max(1, _CHUNK // (queries_LBK.shape[1] * keys_LGK.shape[1]))
-    if positions >= len(queries_LBK):
+    """Sums over normal and over abnormal anchors, a few places at a time when G, the global batch, is large."""
+    tensors = (*anchors, others.keys, others.normal, others.abnormal, towards_prototype_L)
+    places = max(1, _CHUNK // (anchors.normal.shape[1] * others.normal.shape[1]))
+    if places >= len(anchors.queries):
         return _category_chunk(*tensors, scale)
     sums = [
         checkpoint(_category_chunk, *chunk, scale, use_reentrant=False, preserve_rng_state=False)
-        for chunk in zip(*(torch.split(tensor, positions) for tensor in tensors), strict=True)
+        for chunk in zip(*(torch.split(tensor, places) for tensor in tensors), strict=True)
     ]
     normal_sums, abnormal_sums = zip(*sums, strict=True)
     return torch.stack(normal_sums).sum(), torch.stack(abnormal_sums).sum()
@@ -201,18 +282,19 @@ def _category_sums(
 
 def _category_chunk(
     queries_LBK: Tensor,
-    keys_LGK: Tensor,
+    normal_LB: Tensor,
     abnormal_LB: Tensor,
-    all_abnormal_LG: Tensor,
+    keys_LGK: Tensor,
+    others_normal_LG: Tensor,
+    others_abnormal_LG: Tensor,
     towards_prototype_L: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     scores_LBG = torch.bmm(queries_LBK, keys_LGK.transpose(1, 2)) * scale
-    others_abnormal = all_abnormal_LG[:, None]
-    to_normal = _log_sum(scores_LBG.masked_fill(others_abnormal, _NOTHING))
-    to_abnormal = _log_sum(scores_LBG.masked_fill(~others_abnormal, _NOTHING))
+    to_normal = _log_sum(scores_LBG.masked_fill(~others_normal_LG[:, None], _NOTHING))
+    to_abnormal = _log_sum(scores_LBG.masked_fill(~others_abnormal_LG[:, None], _NOTHING))
     negatives = torch.logaddexp(to_abnormal, towards_prototype_L[:, None])
-    normal_losses = F.softplus(negatives - to_normal).masked_fill(abnormal_LB, 0)
+    normal_losses = F.softplus(negatives - to_normal).masked_fill(~normal_LB, 0)
     abnormal_losses = F.softplus(to_normal - to_abnormal).masked_fill(~abnormal_LB, 0)
     return normal_losses.sum(), abnormal_losses.sum()
 
@@ -235,10 +317,11 @@ def lesion_loss(logits: Tensor, abnormal: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, abnormal.to(logits.dtype))
 
 
-def surprise(log_q: Tensor, prototypes: Tensor) -> Tensor:
-    """H(q_ij, c_j): how far each token (B, L, K) is from the prototype (L, K) of its place -> (B, L)."""
+def surprise(log_q: Tensor, prototypes: Tensor, place: Tensor | None = None) -> Tensor:
+    """H(q_ij, c_j): how far each token (B, L, K) is from the prototype (L, K) of its place (B, L) -> (B, L)."""
     with full_precision(log_q):
-        return -(at_least_float32(log_q).exp() * _log_floored(prototypes)).sum(dim=-1)
+        expected = _log_floored(prototypes)
+        return -(at_least_float32(log_q).exp() * (expected if place is None else expected[place])).sum(dim=-1)
 
 
 def anomaly_score(errors: Tensor) -> Tensor:

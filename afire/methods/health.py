@@ -147,6 +147,16 @@ def image_dependence(q_BLK: Tensor, normal_BL: Tensor) -> float:
     return (given_position / joint).clamp(0, 1).item() if joint > 1e-6 else 0.0
 
 
+def place_entropy(place_BL: Tensor, places: int) -> float:
+    """H(place | position) in nats over a batch: what a structure loss cannot fall below that position alone answers.
+
+    0 where every position has one place, as in a grid.
+    """
+    counts_LP = torch.zeros(place_BL.shape[1], places, device=place_BL.device)
+    counts_LP.scatter_add_(1, place_BL.T, torch.ones_like(place_BL.T, dtype=counts_LP.dtype))
+    return _entropy(counts_LP / len(place_BL)).mean().item()
+
+
 def effective_rank(features_ND: Tensor) -> float:
     """exp of the entropy of the normalised singular values of centred features: how many directions are in use."""
     centred = features_ND.float() - features_ND.float().mean(0)

@@ -314,6 +314,12 @@ class PhantomTaught(Method):
         check_films(images, self.config.image.channels, "images")
         return self._tell(self.encode(images), grid_of(images.shape[-2], images.shape[-1], self.patch_size))
 
+    def finding_logits(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Image tokens (B, L, D) -> the highest logit (B, L) of any finding among the cells of each token."""
+        told = _Told(self._tell(tokens, grid)).any_finding
+        highest: Tensor = F.max_pool2d(told, self.options.finer)
+        return highest.flatten(1)
+
     @property
     def restores(self) -> bool:
         return self.afire is not None and self.afire.restores

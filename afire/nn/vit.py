@@ -33,7 +33,7 @@ _TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in
 
 
 # Older torch has no name for it; its graphs are traced with values.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 _EPSILON = 1e-6  # of the layer norms, as in timm
 
 
@@ -105,7 +105,7 @@ def check_films(images: Tensor, channels: int, what: str, *, values: bool = True
         raise UserError(f"{what} have shape {tuple(images.shape)}, but should be (films, {expected}, height, width).")
     if not images.is_floating_point():
         raise UserError(f"{what} are {images.dtype}, but should be floating point in [0, 1]; divide by the maximum.")
-    if _is_exporting():  # a graph carries no values to look at
+    if is_exporting():  # a graph carries no values to look at
         return
     if len(images) == 0:
         raise UserError(f"{what} are an empty batch.")

@@ -136,6 +136,7 @@ class Atlas:
     nearest_distance: NDArray[np.float64]  # (L, k)
     nearest_patches: NDArray[np.float32]  # (L, k, p, p) in [0, 1], of standardised films
     typical_film: NDArray[np.int64]  # (L,), whose patch at this very place is closest
+    typical_place: NDArray[np.int64]  # (L,), where in that film it lies: at the place's own position, but for anatomy
     typical_patches: NDArray[np.float32]  # (L, p, p)
     own_place: NDArray[np.float64]  # (L,), share of films whose closest patch lies at the prototype's own place
     near_place: NDArray[np.float64]  # (L,), the same with the eight places around it
@@ -147,17 +148,17 @@ def build_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int, device: to
     _check_atlas(model, films, rows, nearest)
     model = model.to(device)
     prototypes = model.prototypes.detach().float()
-    affinity_NLL, mean_film = _affinities(model, films, rows, prototypes, device)
-    grid, places = model.grid, prototypes.shape[0]
+    affinity_NLL, place_NL, mean_film = _affinities(model, films, rows, prototypes, device)
+    grid = model.grid
     best_place_NL = affinity_NLL.argmax(dim=1)  # of each film, for each prototype
     best_NL = affinity_NLL.gather(1, best_place_NL[:, None])[:, 0]
     top = best_NL.topk(nearest, dim=0)
     nearest_number = top.indices.T
     nearest_place = best_place_NL.gather(0, top.indices).T
-    typical = torch.diagonal(affinity_NLL, dim1=1, dim2=2).argmax(dim=0)
+    typical, typical_place = _typical(affinity_NLL, place_NL)
     entropy = torch.special.entr(prototypes).sum(1) / np.log(prototypes.shape[1])
     probability, cluster = prototypes.max(dim=1)
-    own, near = _at_home(best_place_NL, grid)
+    own, near = _at_home(best_place_NL if place_NL is None else place_NL.gather(1, best_place_NL), grid)
     return Atlas(
         grid=grid,
         clusters=prototypes.shape[1],
@@ -169,9 +170,10 @@ def build_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int, device: to
         nearest_distance=_distance(top.values.T).double().cpu().numpy(),
         nearest_patches=_patches(films, rows, nearest_number.cpu(), nearest_place.cpu(), model.patch_size),
         typical_film=rows[typical.cpu().numpy()],
-        typical_patches=_patches(films, rows, typical[:, None].cpu(), torch.arange(places)[:, None], model.patch_size)[
-            :, 0
-        ],
+        typical_place=typical_place.cpu().numpy(),
+        typical_patches=_patches(
+            films, rows, typical[:, None].cpu(), typical_place[:, None].cpu(), model.patch_size
+        ).squeeze(1),
         own_place=own.double().cpu().numpy(),
         near_place=near.double().cpu().numpy(),
         mean_film=mean_film,
@@ -194,15 +196,17 @@ def _check_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int) -> None:
 @torch.inference_mode()
 def _affinities(
     model: AFiRe, films: Films, rows: Rows, prototypes_LK: Tensor, device: torch.device
-) -> tuple[Tensor, NDArray[np.float32]]:
-    """sum_k sqrt(q c) of each patch and prototype, (N, L patches, L prototypes), and the mean of the films."""
+) -> tuple[Tensor, Tensor | None, NDArray[np.float32]]:
+    """sum_k sqrt(q c) of each patch and prototype, (N, L patches, L prototypes); the places (N, L) of the patches,
+    where they are not their positions; and the mean of the films."""
     head = model.teacher.head
     assert head is not None  # there are prototypes, so there is a head
-    logits, total = [], torch.zeros(films.size, films.size, dtype=torch.float64)
+    logits, places, total = [], [], torch.zeros(films.size, films.size, dtype=torch.float64)
     with progress("prototypes", len(rows), "films") as bar:
         for start in range(0, len(rows), _ATLAS_AT_ONCE):
             images = films.batch(rows[start : start + _ATLAS_AT_ONCE])
             logits.append(head(model.encode(images.to(device))))
+            places.append(model.places(images.to(device)))
             total += standardised(images)[:, 0].double().sum(dim=0)
             bar.advance(len(images))
     logits_NLK = torch.cat(logits)
@@ -210,7 +214,21 @@ def _affinities(
         logits_NLK.flatten(0, 1), model.teacher_temperature, model.config.prototypes.sinkhorn_iterations
     )
     affinity = balanced.sqrt_().view_as(logits_NLK) @ prototypes_LK.sqrt().T
-    return affinity, (total / len(rows)).float().numpy()
+    known = [place for place in places if place is not None]
+    return affinity, torch.cat(known) if known else None, (total / len(rows)).float().numpy()
+
+
+def _typical(affinity_NLL: Tensor, place_NL: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The film (L,) whose patch at a place is closest to its prototype, and the position (L,) of that patch.
+
+    Of a place that is in none of the films it is the closest patch anywhere.
+    """
+    places = torch.arange(affinity_NLL.shape[2], device=affinity_NLL.device)
+    if place_NL is None:
+        return torch.diagonal(affinity_NLL, dim1=1, dim2=2).argmax(dim=0), places
+    here_NLL = place_NL[..., None] == places
+    closest = (affinity_NLL + here_NLL).flatten(0, 1).argmax(dim=0)  # an affinity is at most 1
+    return closest // place_NL.shape[1], closest % place_NL.shape[1]
 
 
 def _distance(affinity: Tensor) -> Tensor:

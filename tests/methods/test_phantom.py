@@ -11,6 +11,7 @@ from torch import Tensor
 
 from afire.config import Config, load_config
 from afire.data.phantom import ANATOMY, DISEASES
+from afire.detect.maps import Evidence, possible_maps
 from afire.errors import UserError
 from afire.lesions.augment import AugmentSettings
 from afire.methods import check_overrides, complete, make_method
@@ -213,6 +214,19 @@ def test_sixty_steps_lower_the_loss_and_health_says_so() -> None:
         readouts = model.eval().readouts(films(2))
     assert readouts["anatomy"].shape == (2, 13, 8, 8) and readouts["any_finding"].shape == (2, 1, 8, 8)
     assert all(value.min() >= 0 and value.max() <= 1 for value in readouts.values())
+
+
+def test_a_detector_reads_the_findings_it_was_taught() -> None:
+    model = begun("options.finer=4").eval()
+    maps = {patch_map.name: patch_map for patch_map in possible_maps(model)}
+    assert set(maps) == {"gaussian", "finding"}
+    with torch.no_grad():
+        told, found = model.tell(films())[:, -1], maps["finding"](Evidence(model, films()))
+    for token in range(16):
+        row, column = divmod(token, 4)
+        cells = told[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4]
+        torch.testing.assert_close(found[:, token], cells.amax(dim=(1, 2)))
+    assert {"finding", "restoration"} <= {patch_map.name for patch_map in possible_maps(begun("options.afire=1"))}
 
 
 def test_a_collapse_is_red_and_afire_speaks_too() -> None:

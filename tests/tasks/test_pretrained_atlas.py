@@ -48,6 +48,23 @@ def test_nearest_patches_equal_a_slow_search(atlas: Atlas, model: AFiRe, films: 
         assert atlas.own_place[place] == pytest.approx((overlap.argmax(1) == place).mean())
 
 
+def test_places_in_the_chest_are_those_of_each_film(films: PackedFilms, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = AFiRe(smallest(["prototypes.place=anatomy"])).eval()
+    place_NL = torch.randint(0, 15, (len(ROWS), 16), generator=torch.Generator().manual_seed(0))  # none at the last
+    monkeypatch.setattr(AFiRe, "places", lambda _, images: place_NL[: len(images)])
+    q_NLK = assignments(model, films)
+    assert model.bank is not None
+    model.bank.prototypes.copy_(torch.softmax(3 * torch.randn(16, 6, generator=torch.Generator().manual_seed(1)), 1))
+    atlas = build_atlas(model, films, ROWS, NEAREST, CPU)
+    for place in range(16):
+        overlap = (q_NLK * model.prototypes[place]).sqrt().sum(-1).numpy()  # (films, tokens)
+        here = (place_NL == place).numpy() if place < 15 else np.ones((len(ROWS), 16), bool)
+        film, token = ROWS.tolist().index(atlas.typical_film[place]), atlas.typical_place[place]
+        assert here[film, token] and overlap[film, token] == pytest.approx(overlap[here].max(), abs=1e-6)
+        closest = place_NL[np.arange(len(ROWS)), overlap.argmax(1)].numpy()
+        assert atlas.own_place[place] == pytest.approx((closest == place).mean())
+
+
 def test_patches_are_those_of_the_films_they_name(atlas: Atlas, films: PackedFilms) -> None:
     for place in (0, 7, 15):
         for number in range(NEAREST):

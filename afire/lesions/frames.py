@@ -1,0 +1,115 @@
+"""Where in the chest a place of a film lies: coordinates by the lungs of that very film, and numbered cells of them.
+
+The lung field of a film gives a frame: the outer edge of either lung, the middle between them, the top and the bottom.
+The frame is laid over that of a typical film, so that a point keeps its place in the chest when the film is shifted,
+zoomed or stretched: across, it is as far from the middle as before, in widths of the lung on its side; down, as far
+between top and bottom. Beyond the film's edge places are those at the edge. Where no two lungs are found the frame is
+that of the film itself, and every point is where it is.
+
+Edges are quantiles of the field's mass, not its first and last pixel, which a speck would move.
+
+Shapes: B films of H x W pixels, L = rows x columns tokens and as many places.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from afire.lesions.places import lung_depth
+
+_SIDE = 56  # what the lung field is found on anyway
+_EDGE = 0.03  # of the field's mass lies beyond an edge
+_INNER = 0.05  # of a lung's mass lies beyond its inner edge
+_LARGEST, _SMALLEST = 0.7, 0.04  # share of the film; a field beyond these is none
+_SMALLER_LUNG = 0.15  # of the field's mass, at least
+_BETWEEN = 0.5  # of what a column has on average: most that the middle may have, or it is one lung
+_NARROWEST, _LOWEST = 0.25, 0.2  # width and height of a frame, as shares of the film
+
+
+class ChestFrame(NamedTuple):
+    """Edges (B,) of each film's lungs as fractions of its width and height; the patient's right is the film's left."""
+
+    right: Tensor
+    middle: Tensor
+    left: Tensor
+    top: Tensor
+    bottom: Tensor
+
+
+TYPICAL = ChestFrame(*(torch.tensor(edge) for edge in (0.19, 0.5, 0.81, 0.17, 0.66)))
+"""What frames are laid over: the mean of what is found on drawn films, on either side of the middle alike."""
+
+
+@torch.no_grad()
+def chest_places(images_BCHW: Tensor, tokens: tuple[int, int], places: tuple[int, int]) -> Tensor:
+    """The place (B, L) of every token of a grid, row by row, among ``places`` (rows, columns), numbered row by row.
+
+    Images in [0, 1]; the lungs are found by :func:`afire.lesions.places.lung_depth`.
+    """
+    grey = F.adaptive_avg_pool2d(images_BCHW.float().mean(dim=1, keepdim=True), _SIDE)[:, 0]
+    return places_in(chest_frame(lung_depth(grey)), tokens, places)
+
+
+@torch.no_grad()
+def chest_frame(lungs_BHW: Tensor) -> ChestFrame:
+    """The frame of each lung field, true or up to 1 inside the lungs; the typical frame where there are no two lungs.
+
+    Of the film's frame itself the typical one is a part: a film with it keeps every point where it is.
+    """
+    field = lungs_BHW.float()
+    down_BH, across_BW = field.sum(dim=2), field.sum(dim=1)
+    top, bottom = _quantile(down_BH, _EDGE), _quantile(down_BH, 1 - _EDGE)
+    right, left = _quantile(across_BW, _EDGE), _quantile(across_BW, 1 - _EDGE)
+    width = across_BW.shape[1]
+    at = (torch.arange(width, device=field.device) + 0.5) / width
+    on_right = at < ((right + left) / 2)[:, None]
+    halves = across_BW * on_right, across_BW * ~on_right
+    middle = (_quantile(halves[0], 1 - _INNER) + _quantile(halves[1], _INNER)) / 2
+    mass = field.mean(dim=(1, 2))
+    smaller = torch.minimum(halves[0].sum(dim=1), halves[1].sum(dim=1)) / across_BW.sum(dim=1).clamp_min(1e-6)
+    found = (mass > _SMALLEST) & (mass < _LARGEST) & (smaller > _SMALLER_LUNG)
+    near = (at - middle[:, None]).abs() < 0.03
+    between = (across_BW * near).sum(dim=1) / near.sum(dim=1).clamp_min(1)
+    usual = across_BW.sum(dim=1) / ((left - right) * width).clamp_min(1)
+    found &= between < _BETWEEN * usual
+    found &= (left - right > _NARROWEST) & (bottom - top > _LOWEST)
+    edges = zip((right, middle, left, top, bottom), TYPICAL, strict=True)
+    return ChestFrame(*(torch.where(found, edge, typical.to(edge)) for edge, typical in edges))
+
+
+def places_in(frame: ChestFrame, tokens: tuple[int, int], places: tuple[int, int]) -> Tensor:
+    """The place (B, L) of every token of a grid in films with a known frame; see :func:`chest_places`."""
+    rows, columns = tokens
+    device = frame.middle.device
+    x = ((torch.arange(columns, device=device) + 0.5) / columns)[None]
+    y = ((torch.arange(rows, device=device) + 0.5) / rows)[None]
+    right, middle, left, top, bottom = (edge[:, None] for edge in frame)
+    usual = ChestFrame(*(edge.to(device) for edge in TYPICAL))
+    on_right, on_left = (x - middle) / (middle - right), (x - middle) / (left - middle)
+    across = torch.where(
+        x < middle,
+        usual.middle + on_right * (usual.middle - usual.right),
+        usual.middle + on_left * (usual.left - usual.middle),
+    )
+    down = usual.top + (y - top) / (bottom - top) * (usual.bottom - usual.top)
+    row_BR, column_BC = _cell(down, places[0]), _cell(across, places[1])
+    return (row_BR[:, :, None] * places[1] + column_BC[:, None]).flatten(1)
+
+
+def _cell(at: Tensor, cells: int) -> Tensor:
+    # A hair inwards: with the typical frame a token's middle must not fall to its neighbour by rounding.
+    return (at * cells + 1e-4).floor().long().clamp(0, cells - 1)
+
+
+def _quantile(mass_BN: Tensor, share: float) -> Tensor:
+    """Where (B,), as a fraction of the side, a share of the mass lies before; between cells by straight lines."""
+    so_far = mass_BN.cumsum(dim=1)
+    wanted = share * so_far[:, -1:]
+    cell = torch.searchsorted(so_far, wanted).clamp(max=mass_BN.shape[1] - 1)
+    there = mass_BN.gather(1, cell)
+    part = ((wanted - (so_far.gather(1, cell) - there)) / there.clamp_min(1e-6)).clamp(0, 1)
+    return ((cell + part) / mass_BN.shape[1]).squeeze(1)
