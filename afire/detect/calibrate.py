@@ -90,11 +90,11 @@ def choose_score(detector: AnomalyDetector, films: Films, rows: Rows) -> choosin
             drawn = _draw(images, config.model_copy(update={"views": views}), settings.seed, number, indices)
             _collect(lesioned[kind], detector, drawn)
     joined = {kind: _join(scores) for kind, scores in lesioned.items()}
-    references = {}
+    references: dict[str, dict[str, NDArray[np.float64]]] = {}
     if bool(detector.domain.chest.any()):
         for scores, images in zip((references, joined), phantoms(detector.config.image.size), strict=True):
             found: dict[str, list[NDArray[np.float64]]] = {}
-            for batch in images.split(BATCH):
+            for batch in torch.split(images, BATCH):
                 _collect(found, detector, batch)
             scores[choosing.FINDINGS] = _join(found)
     asked = asked_scores(settings.score, detector.meanings)

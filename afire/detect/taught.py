@@ -196,7 +196,7 @@ class Finder(Learner):
         plain = torch.from_numpy(self._bank.normal | (self._bank.severity.max(axis=1) >= options.faintest))
         self._shown, self._rows = plain.nonzero()[:, 0], rows
         chosen = donor_rows(rows, options.donors if options.pasted else 0, self.config.seed)
-        films = [shrunk(read(some)[:, :1], self.side) for some in chosen.split(_READ)] if len(chosen) else []
+        films = [shrunk(read(some)[:, :1], self.side) for some in torch.split(chosen, _READ)] if len(chosen) else []
         self.donors = Donors.of(torch.cat(films)) if films else None
 
     @torch.no_grad()
@@ -209,9 +209,9 @@ class Finder(Learner):
         drawn, maps, labels = self._phantoms(keys, images.device)
         blank = torch.zeros_like(maps)
         blank[:, :1] = changed
-        settings, key = self.options.augment, {"seed": keys.seed, "epoch": keys.epoch, "rows": keys.rows}
-        films, blank_too = augmented(films, blank, settings=settings, **key)
-        drawn, maps_too = augmented(drawn, maps, settings=settings, **{**key, "seed": keys.seed ^ _TEACHING})
+        settings, seed, epoch, rows = self.options.augment, keys.seed, keys.epoch, keys.rows
+        films, blank_too = augmented(films, blank, seed=seed, epoch=epoch, rows=rows, settings=settings)
+        drawn, maps_too = augmented(drawn, maps, seed=seed ^ _TEACHING, epoch=epoch, rows=rows, settings=settings)
         assert blank_too is not None and maps_too is not None
         any_pasted = (changed.flatten(1).amax(dim=1, keepdim=True) > 0.5).float()
         pasted_labels = F.pad(any_pasted, (0, KINDS))

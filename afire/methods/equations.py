@@ -19,6 +19,7 @@ of them, written so that DDP's averaging of gradients gives exactly its gradient
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Literal, NamedTuple
 
