@@ -266,13 +266,10 @@ def pack(
     from afire.data.shards import ShardedPack, begun_shards, pack_sharded
     from afire.errors import UserError
 
-    count, one = shards_asked(shards, shard)
+    count, one = shards_asked(shards, shard, finish)
     where = Where(engine, address, workers)
     settings = PackSettings(size, bits, fit, voi)
-    if finish:
-        if one is not None:
-            raise UserError("--finish is for all shards together; leave out --shard.")
-        count = count or begun_shards(out)
+    count = count or begun_shards(out) if finish else count
     if count is None:
         if disks or engine == "ray":
             raise UserError("--disk and --engine ray are for packs in shards; add --shards.")

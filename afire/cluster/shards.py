@@ -43,7 +43,9 @@ def parse_shard(text: str) -> Shard:
         raise UserError(f"--shard {text!r} is not a shard such as 3/64.")
     shard = Shard(int(index), check_count(int(count)))
     if shard.index >= shard.count:
-        raise UserError(f"--shard {text}: shards are counted from 0, so the last of {shard.count} is {shard.count - 1}.")
+        raise UserError(
+            f"--shard {text}: shards are counted from 0, so the last of {shard.count} is {shard.count - 1}."
+        )
     return shard
 
 
@@ -65,9 +67,11 @@ def shard_of_name(name: str) -> Shard | None:
     return Shard(int(found[1]), int(found[2])) if found else None
 
 
-def shards_asked(count: int | None, shard: str | None) -> tuple[int | None, Shard | None]:
+def shards_asked(count: int | None, shard: str | None, finish: bool = False) -> tuple[int | None, Shard | None]:
     """``--shards`` and ``--shard`` as they were typed: the number of shards, and the one that is asked for."""
     one = parse_shard(shard) if shard is not None else None
+    if finish and one is not None:
+        raise UserError("--finish is for all shards together; leave out --shard.")
     if count is not None and one is not None and one.count != check_count(count):
         raise UserError(f"--shards {count} and --shard {one} speak of different numbers of shards.")
     return (one.count if one is not None else count if count is None else check_count(count)), one

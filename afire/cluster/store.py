@@ -19,7 +19,6 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -206,6 +205,16 @@ class _Wrong:
             raise UserError(f"{store.folder} cannot be finished: {'; '.join(said)}.")
 
 
+def begun_count(folder: Path, stem: str) -> int:
+    """How many shards there are to be, by the records that are there."""
+    found = (shard_of_name(file.name) for file in folder.glob(f"{stem}-*-of-*.json"))
+    counts = {shard.count for shard in found if shard is not None}
+    if len(counts) != 1:
+        what = "shards of different numbers" if counts else "no shards"
+        raise UserError(f"{folder} holds {what}; say with --shards how many there are.")
+    return counts.pop()
+
+
 def put(path: Path, write: Callable[[Path], None]) -> None:
     """``write`` to a temporary file of this process alone, sync it and rename it to ``path``."""
     temporary = _temporary(path)
@@ -238,12 +247,14 @@ def _is_alive(pid: str) -> bool:
 
 
 def _sync(path: Path) -> None:
-    with suppress(OSError if path.is_dir() else ()):  # not every file system syncs a folder
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # not every file system syncs a folder
+            raise
+    finally:
+        os.close(handle)
 
 
 def _write_record(path: Path, record: Record) -> None:
@@ -263,7 +274,7 @@ def _read_record(path: Path) -> Record | None:
 
 def _same_file(path: Path, record: Record) -> bool:
     try:
-        return path.stat().st_size == record["bytes"] and sha256_file(path) == record["sha256"]
+        return bool(path.stat().st_size == record["bytes"] and sha256_file(path) == record["sha256"])
     except (OSError, KeyError):
         return False
 

@@ -183,9 +183,7 @@ def _fill(
             name_bad(done, names, manifest.root, on_error, "The films packed so far are kept")
 
 
-def name_bad(
-    done: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, kept: str
-) -> None:
+def name_bad(done: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, kept: str) -> None:
     """Warn of films that could not be read, or stop at the first of them, saying what is ``kept``."""
     bad = [(row, result["error"]) for row, result in done.items() if "error" in result]
     for row, error in bad:

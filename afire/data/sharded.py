@@ -1,6 +1,6 @@
-"""The array of a pack in shards, read as if it were one: rows in the order of the manifest, shards mapped when asked for.
+"""The array of a pack in shards, read as if it were one: rows in the manifest's order, shards mapped when asked for.
 
-    DIR/images-00003-of-00064.npy    films first to end of the manifest, in its order
+DIR/images-00003-of-00064.npy    films first to end of the manifest, in its order
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ class ShardedArray:
         missing = [shard for shard in self._shards if not shard_file(folder, shard).exists()]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise UserError(
-                f"{shard_file(folder, missing[0])}{more} cannot be found; mount the disk that it lies on, or pack again."
-            )
+            file = shard_file(folder, missing[0])
+            raise UserError(f"{file}{more} cannot be found; mount the disk that it lies on, or pack again.")
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -59,12 +58,11 @@ class ShardedArray:
             yield place, np.flatnonzero(places == place)
 
     def _map(self, place: int) -> np.ndarray:
-        mapped = self._mapped.get(place)
-        if mapped is not None:
-            return mapped
+        if (known := self._mapped.get(place)) is not None:
+            return known
         file = shard_file(self.folder, self._shards[place])
         try:
-            mapped = np.load(file, mmap_mode="r", allow_pickle=False)
+            mapped: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise UserError(f"{file} cannot be mapped ({error}); pack again.") from None
         shape = (len(self._rows[place]), *self.shape[1:])

@@ -5,8 +5,8 @@
     DIR/images-00003-of-00064.json       its record: the hash of the file, digests of every film, why films were skipped
     DIR/manifest.parquet, DIR/pack.json  written by the finish, which looks at every record
 
-Which films are in a shard follows from the manifest and the number of shards. A shard is whole or not there: one that is
-whole is skipped, unless the file of one of its films has changed since, as when a pack is made in one array.
+Which films are in a shard follows from the manifest and the number of shards. A shard is whole or not there: one that
+is whole is skipped, unless the file of one of its films has changed since, as when a pack is made in one array.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from afire.data.pack import (
     chunk_results,
     identity,
     name_bad,
-    pack_chunk,
     refuse_other,
     write_summary,
 )
