@@ -66,8 +66,9 @@ def run_pack(
 ) -> list[FilmResult] | None:
     """Score all shards, or one, or none; the results of all films, unless one shard alone was asked for."""
     from afire.cli.options import print_line
+    from afire.cluster.engine import do_shards
     from afire.cluster.shards import all_shards
-    from afire.cluster.work import Work, do_shards
+    from afire.cluster.work import Work
     from afire.detect.findings import JOURNAL
     from afire.detect.packed import begun_run, check_out, finish_run, score_shard, shards_of
     from afire.files import require_own

@@ -1,4 +1,4 @@
-"""Work that falls into shards, done here or on the machines of a Ray cluster.
+"""Work that falls into shards, and where it is done.
 
 What a shard needs is made once a process: ``make(settings)`` opens weights and films and gives a function of a shard,
 which writes its file and returns how many rows it computed (none when the shard was whole already). ``piece`` is what
@@ -7,13 +7,12 @@ one shard alone needs to be told, so that nobody is sent a list of all films.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from afire.cluster.shards import Shard
 from afire.errors import UserError
-from afire.progress import progress
 
 Engine = Literal["local", "ray"]
 Do = Callable[[Shard, Any], int]
@@ -47,18 +46,3 @@ class Where:
         if self.address is not None and self.engine != "ray":
             raise UserError("--address is that of a Ray cluster: add --engine ray.")
 
-
-def do_shards(work: Work, shards: Sequence[Shard], where: Where | None = None) -> int:
-    """Compute ``shards``; how many rows were computed, those of whole shards not counted."""
-    where = where or Where()
-    if where.engine == "ray":
-        from afire.cluster.ray_engine import do_on_ray
-
-        return do_on_ray(work, shards, where.address, where.processes)
-    do = work.make(work.settings)
-    rows = 0
-    with progress(work.what, len(shards), "shards") as bar:
-        for shard in shards:
-            rows += do(shard, work.piece(shard))
-            bar.advance()
-    return rows

@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from afire.cluster.engine import do_shards
 from afire.cluster.shards import Shard, all_shards, check_count
 from afire.cluster.store import ShardStore
-from afire.cluster.work import Do, Where, Work, do_shards
+from afire.cluster.work import Do, Where, Work
 from afire.data.digests import files_digests
 from afire.data.manifest import Manifest
 from afire.data.pack import (
@@ -39,6 +40,7 @@ from afire.data.sharded import STEM, SUFFIX, shard_file
 from afire.errors import UserError
 from afire.files import folder_lock, making_sense_of, read_json, require_own
 from afire.processes import usable_cores
+from afire.progress import progress
 
 _AGAIN = "`afire data pack --shard`"
 
@@ -169,7 +171,9 @@ def _fill(
     chunks = [list(places[start : start + CHUNK]) for start in range(0, len(names), CHUNK)]
     jobs = ((root, [names[place] for place in chunk], chunk, path, settings) for chunk in chunks)
     found: dict[int, dict[str, str]] = {}
-    for done in chunk_results(jobs, min(workers, len(chunks))):
-        name_bad(done, names, root, on_error, "Whole shards are kept")
-        found.update(done)
+    with progress("packing", len(names), "films") as bar:
+        for done in chunk_results(jobs, min(workers, len(chunks))):
+            name_bad(done, names, root, on_error, "Whole shards are kept")
+            found.update(done)
+            bar.advance(len(done))
     return [{"row": rows[place], "image": names[place], **found[place]} for place in places]

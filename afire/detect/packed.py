@@ -36,6 +36,7 @@ from afire.detect.run import PAGE, Draw, Drawing, Drawn, ReadFilm, results_of, s
 from afire.errors import UserError
 from afire.files import write_text
 from afire.processes import usable_cores
+from afire.progress import progress
 
 SHARDS = "shards"
 PIECE = 1024  # films of a shard where nobody says how many shards
@@ -123,8 +124,11 @@ def _scored(run: PackedRun, rows: range) -> Iterator[list[FilmResult]]:
         share_of_cores(torch.get_num_threads() if on_cpu else 1),  # one thread a batch: bits do not depend on cores
         _drawing(run) as draw,
         ThreadPoolExecutor(workers) as threads,
+        progress("detecting", len(rows), "films") as bar,
     ):
-        yield from threads.map(partial(_score, run, draw, looking), batches)
+        for results in threads.map(partial(_score, run, draw, looking), batches):
+            yield results
+            bar.advance(len(results))
 
 
 def _score(run: PackedRun, draw: Draw | None, looking: BoundedSemaphore, rows: range) -> list[FilmResult]:
