@@ -45,4 +45,3 @@ class Where:
     def __post_init__(self) -> None:
         if self.address is not None and self.engine != "ray":
             raise UserError("--address is that of a Ray cluster: add --engine ray.")
-

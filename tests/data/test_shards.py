@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -165,7 +164,9 @@ def test_the_command(manifest: Manifest, whole: Path, tmp_path: Path) -> None:
     assert "27 rows are missing" in afire(*words, "--finish")
     assert "packed 40 films of 32 px in 3 shards" in " ".join(afire(*words, "--shards", 3).split())
     assert read_summary(whole).hash[:12] in afire(*words, "--finish")
-    assert "add --shards" in afire(*words, "--engine", "ray") and "add --engine ray" in afire(*words, "--address", "a:1")
+    assert "add --shards" in afire(*words, "--engine", "ray") and "add --engine ray" in afire(
+        *words, "--address", "a:1"
+    )
 
 
 def test_a_full_disk_leaves_whole_shards_and_no_others(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_full_disk_leaves_whole_shards_and_no_others(tmp_path: Path) -> None:
         job = ShardedPack(films, disk / "pack", PackSettings(size=64), 8, workers=1)
         with pytest.raises(OSError, match=r"No space left on device: .*images-0000"):
             job.pack(all_shards(8))
-        assert not [name for name in os.listdir(disk / "pack") if name.startswith(".")]
+        assert not [path for path in (disk / "pack").iterdir() if path.name.startswith(".")]
         kept = len(list((disk / "pack").glob("*.json"))) - 1
         assert 1 <= kept < 8
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)

@@ -1,0 +1,240 @@
+"""Drills of packing in shards on two raylets: whatever is killed or full, the pack at the end is that of one process.
+
+Each drill gets a source of films, what one process makes of them, and a number; it raises :class:`DrillError` when a
+bit differs, a film is missing or there twice, or a temporary file is left.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fault_drills import packing
+from fault_drills.commands import ENVIRONMENT, DrillError, afire, last_line
+from fault_drills.full_disk import small_disk
+
+from afire.cluster.shards import all_shards
+from afire.cluster.store import WRITING, ShardStore
+from afire.data.manifest import read_manifest, write_manifest
+from afire.data.pack import PackedFilms, PackSettings, identity, pack
+from afire.data.sharded import STEM, SUFFIX
+from afire.data.sources.folders import build_folder
+from cluster_drills.raylets import Raylets
+
+SETTINGS = PackSettings(size=64)
+_SECONDS = 300.0
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Films, and the pack in one array that one process makes of them."""
+
+    manifest: Path
+    whole: Path
+    shards: int
+
+    @classmethod
+    def draw(cls, folder: Path, films: int, side: int, shards: int) -> Source:
+        packing.draw_films(folder / "films", films, side)
+        write_manifest(build_folder(folder / "films"), folder / "films.parquet")
+        pack(read_manifest(folder / "films.parquet"), folder / "whole", SETTINGS, workers=1)
+        return cls(folder / "films.parquet", folder / "whole", shards)
+
+    def words(self, out: Path, address: str | None = None) -> list[str]:
+        words = afire("data", "pack", "--data", self.manifest, "--out", out, "--size", SETTINGS.size)
+        engine = ["--engine", "ray", "--address", address] if address is not None else ["--workers", "1"]
+        return [*words, "--shards", str(self.shards), *engine, "--quiet"]
+
+    def store(self, out: Path) -> ShardStore:
+        manifest = read_manifest(self.manifest)
+        mine = identity(manifest, SETTINGS, self.shards)
+        return ShardStore(out, STEM, SUFFIX, self.shards, mine, manifest.table["image"].tolist())
+
+    def check(self, out: Path) -> None:
+        """Every bit, every film once, nothing beside."""
+        parts = [np.load(file) for file in sorted(out.glob(f"{STEM}-*{SUFFIX}"))]
+        same = len(parts) == self.shards and np.array_equal(np.concatenate(parts), np.load(self.whole / "images.npy"))
+        if not same:
+            raise DrillError(f"{out}: the shards are not the array of one process")
+        films, one = PackedFilms(out), PackedFilms(self.whole)
+        if films.manifest.hash != one.manifest.hash:
+            raise DrillError(f"{out}: the manifest is not that of one process")
+        if films.summary.hash != one.summary.hash or films.altered(range(len(films))):
+            raise DrillError(f"{out}: films are missing, doubled or altered")
+        if left := [path.name for path in out.iterdir() if path.name.startswith(".")]:
+            raise DrillError(f"{out}: {left[0]} is left")
+
+
+class Started:
+    """A command under way, in a session of its own."""
+
+    def __init__(self, words: Sequence[str], log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("wb") as stream:
+            environment = {**os.environ, **{key: ENVIRONMENT[key] for key in ("OMP_NUM_THREADS", "COLUMNS")}}
+            self._process = subprocess.Popen(
+                words, env=environment, stdout=stream, stderr=stream, start_new_session=True
+            )
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Until ``condition`` holds; False when the command ended before."""
+        deadline = time.monotonic() + _SECONDS
+        while self._process.poll() is None:
+            if condition():
+                return True
+            if time.monotonic() > deadline:
+                raise DrillError(f"nothing happened: {last_line(self.said)}")
+            time.sleep(0.002)
+        return False
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self, code: int = 0) -> None:
+        try:
+            found = self._process.wait(_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise DrillError(f"hangs: {last_line(self.said)}") from None
+        if found != code or "Traceback" in self.said:
+            raise DrillError(f"ended with {found}: {self.said[-800:]}")
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+def writers(out: Path) -> list[tuple[str, int]]:
+    """Shard and process of everything that is being written."""
+    pattern = re.compile(rf"{re.escape(WRITING)}{STEM}-(\d+)-of-.*{re.escape(SUFFIX)}-[^-]*-(\d+)-")
+    found = [pattern.match(path.name) for path in out.glob(f"{WRITING}{STEM}-*{SUFFIX}-*")]
+    return [(match[1], int(match[2])) for match in found if match]
+
+
+def whole_shards(out: Path) -> int:
+    return len(list(out.glob(f"{STEM}-*.json")))
+
+
+def shards_equal_one(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
+    """Nothing happens."""
+    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
+    command.end()
+    source.check(out)
+    return {}
+
+
+def worker_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
+    """kill -9 to a worker that has begun to write a shard, and not ended."""
+    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
+    first, kills = chance.randrange(source.shards // 2), 0
+    if command.wait_for(lambda: whole_shards(out) >= first and bool(writers(out))):
+        time.sleep(chance.uniform(0, 0.05))
+        for _, pid in writers(out)[:1]:
+            os.kill(pid, signal.SIGKILL)
+            kills += 1
+    command.end()
+    source.check(out)
+    return {"kills inside a write": kills}
+
+
+def two_on_one(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
+    """Two drivers pack the same shards into the same folder at the same time."""
+    commands = [Started(source.words(out, raylets.address), out.with_suffix(f".{n}.log")) for n in range(2)]
+    both: set[str] = set()
+
+    def look() -> bool:
+        shards = [shard for shard, _ in writers(out)]
+        both.update(shard for shard in shards if shards.count(shard) > 1)
+        return False
+
+    commands[0].wait_for(look)
+    for command in commands:
+        command.end()
+    source.check(out)
+    return {"shards seen with two writers": len(both)}
+
+
+def raylet_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
+    """The second raylet and its workers are killed in the middle; it comes back for the next time."""
+    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
+    middle = chance.randrange(1, source.shards // 2)
+    in_the_middle = command.wait_for(lambda: whole_shards(out) >= middle and len(writers(out)) > 1)
+    raylets.kill_second()
+    try:
+        command.end()
+        source.check(out)
+    finally:
+        raylets.start_second()
+    return {"kills with two writers": int(in_the_middle)}
+
+
+def driver_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
+    """kill -9 to the command, which is then run again."""
+    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
+    middle = chance.randrange(0, source.shards - 1)
+    in_the_middle = command.wait_for(lambda: whole_shards(out) >= middle and bool(writers(out)))
+    command.kill()
+    again = Started(source.words(out, raylets.address), out.with_suffix(".again.log"))
+    again.end()
+    source.check(out)
+    return {"kills inside a write": int(in_the_middle)}
+
+
+def disk_full(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
+    """A disk that has no room for all shards; then it has, and the same command goes on with what is whole."""
+    need = sum(file.stat().st_size for file in source.whole.glob("images.npy")) // 1024
+    with small_disk(out, chance.randrange(need // 4, need)) as disk:
+        folder = disk / "pack"
+        full = Started(source.words(folder, raylets.address), out.with_suffix(".log"))
+        full.end(2)
+        if "No space left on device" not in full.said:
+            raise DrillError(f"a full disk was not named: {last_line(full.said)}")
+        store = source.store(folder)
+        whole = [shard for shard in all_shards(source.shards) if store.read(shard) is not None]
+        kept = {shard: store.data(shard).stat().st_ino for shard in whole}
+        if len(kept) != whole_shards(folder):
+            raise DrillError("a shard has a record and is not whole")
+        subprocess.run(["mount", "-o", f"remount,size={4 * need + 4096}k", str(disk)], check=True)
+        again = Started(source.words(folder, raylets.address), out.with_suffix(".again.log"))
+        again.end()
+        source.check(folder)
+        if any(store.data(shard).stat().st_ino != inode for shard, inode in kept.items()):
+            raise DrillError("a shard that was whole was written again")
+    return {"shards kept": len(kept)}
+
+
+DRILLS: dict[str, Callable[[Source, Raylets, Path, random.Random], Found]] = {
+    "64 shards are one array": shards_equal_one,
+    "a worker killed inside a write": worker_killed,
+    "two workers on one shard": two_on_one,
+    "the second raylet killed in the middle": raylet_killed,
+    "the driver killed and run again": driver_killed,
+    "a disk that fills": disk_full,
+}
+
+
+def drill(name: str, source: Source, raylets: Raylets, folder: Path, times: int, seed: int) -> Found:
+    """So many times; what was seen, added up."""
+    chance = random.Random(f"{seed} {name}")
+    start, seen = time.monotonic(), dict[str, int]()
+    for number in range(times):
+        out = folder / f"{number:02d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for key, value in DRILLS[name](source, raylets, out, chance).items():
+            seen[key] = seen.get(key, 0) + value
+        shutil.rmtree(out, ignore_errors=True)
+    seconds = round(time.monotonic() - start)
+    return {"times": times, "identical": times, "shards": source.shards, "seen": seen, "seconds": seconds}
