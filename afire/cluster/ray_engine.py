@@ -30,6 +30,7 @@ from afire.progress import Progress, progress
 
 RETRIES = 3  # of a shard whose process has died
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+NICENESS = "RAY_worker_niceness"
 _LOOPBACK_NODES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0: nodes call themselves 127.0.0.1, and listen there alone
 _OBJECT_STORE = 80 << 20  # nothing but numbers goes through it
 _SECONDS_BETWEEN_WARNINGS = 60.0
@@ -78,6 +79,7 @@ def prepare(address: str | None) -> None:
     os.environ[MODE] = "token"
     if address is None:
         os.environ[TOKEN] = secrets.token_hex(32)  # known to the processes of this command only
+        os.environ.setdefault(NICENESS, "0")  # Ray's own 15 would let everything else of the machine go first
         os.environ[_LOOPBACK_NODES] = "0"
         return
     if is_loopback(address):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from afire.cluster.ray_engine import MODE, TOKEN, prepare
+from afire.cluster.ray_engine import MODE, NICENESS, TOKEN, prepare
 
 
 class Raylets:
@@ -36,7 +36,7 @@ class Raylets:
 @contextmanager
 def two_raylets() -> Iterator[Raylets]:
     """For the block; commands that are started meanwhile find the token in their environment."""
-    os.environ |= {MODE: "token", TOKEN: secrets.token_hex(32)}
+    os.environ |= {MODE: "token", TOKEN: secrets.token_hex(32), NICENESS: "0"}
     prepare("127.0.0.1:0")
     from ray.cluster_utils import Cluster
 
