@@ -36,18 +36,19 @@ def keep(file: Path, name: str, found: Any) -> None:
     """Add one result to the file."""
     results = json.loads(file.read_text()) if file.exists() else {}
     write_json(file, {**results, name: found})
-    print(name, json.dumps(found, indent=2), flush=True)
+    print(name, json.dumps(found), flush=True)
 
 
 def run_drills(options: argparse.Namespace, work: Path) -> None:
-    many, few = Source.draw(work / "many", 128, 64, 64), Source.draw(work / "few", 48, 768, 8)
+    many, few = Source.draw(work / "many", 128, 64, 64), Source.draw(work / "few", 96, 768, 8)
     known = json.loads(options.json.read_text()).get("drills", {}) if options.json.exists() else {}
     with two_raylets() as raylets:
         for name in options.drill or DRILLS:
             source = many if name.startswith("64") else few
             folder = work / "drills" / name.replace(" ", "-")
-            known[name] = drill(name, source, raylets, folder, options.times, options.seed)
-            keep(options.json, "drills", known)
+            for found in drill(name, source, raylets, folder, options.times, options.seed):
+                known[name] = found
+                keep(options.json, "drills", known)
 
 
 def main() -> None:

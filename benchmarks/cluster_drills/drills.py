@@ -13,9 +13,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ from fault_drills.full_disk import small_disk
 
 from afire.cluster.shards import all_shards
 from afire.cluster.store import WRITING, ShardStore
+from afire.cluster.work import Where
 from afire.data.manifest import read_manifest, write_manifest
 from afire.data.pack import PackedFilms, PackSettings, identity, pack
 from afire.data.sharded import STEM, SUFFIX
+from afire.data.shards import ShardedPack
 from afire.data.sources.folders import build_folder
 from cluster_drills.raylets import Raylets
 
@@ -151,18 +154,23 @@ def worker_killed(source: Source, raylets: Raylets, out: Path, chance: random.Ra
 
 
 def two_on_one(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
-    """Two drivers pack the same shards into the same folder at the same time."""
-    commands = [Started(source.words(out, raylets.address), out.with_suffix(f".{n}.log")) for n in range(2)]
-    both: set[str] = set()
+    """Every shard is given to two workers at once, one on each raylet."""
+    job = ShardedPack(read_manifest(source.manifest), out, SETTINGS, source.shards)
+    both, ended = set[str](), Event()
 
-    def look() -> bool:
-        shards = [shard for shard, _ in writers(out)]
-        both.update(shard for shard in shards if shards.count(shard) > 1)
-        return False
+    def look() -> None:
+        while not ended.wait(0.002):
+            shards = [shard for shard, _ in writers(out)]
+            both.update(shard for shard in shards if shards.count(shard) > 1)
 
-    commands[0].wait_for(look)
-    for command in commands:
-        command.end()
+    watching = Thread(target=look)
+    watching.start()
+    try:
+        job.pack([shard for shard in all_shards(source.shards) for _ in range(2)], Where("ray", raylets.address))
+    finally:
+        ended.set()
+        watching.join()
+    job.finish()
     source.check(out)
     return {"shards seen with two writers": len(both)}
 
@@ -171,14 +179,18 @@ def raylet_killed(source: Source, raylets: Raylets, out: Path, chance: random.Ra
     """The second raylet and its workers are killed in the middle; it comes back for the next time."""
     command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
     middle = chance.randrange(1, source.shards // 2)
-    in_the_middle = command.wait_for(lambda: whole_shards(out) >= middle and len(writers(out)) > 1)
+
+    def writes_there() -> bool:
+        return whole_shards(out) >= middle and any(raylets.is_on_second(pid) for _, pid in writers(out))
+
+    inside = command.wait_for(writes_there)
     raylets.kill_second()
     try:
         command.end()
         source.check(out)
     finally:
         raylets.start_second()
-    return {"kills with two writers": int(in_the_middle)}
+    return {"kills inside a write": int(inside)}
 
 
 def driver_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
@@ -226,15 +238,15 @@ DRILLS: dict[str, Callable[[Source, Raylets, Path, random.Random], Found]] = {
 }
 
 
-def drill(name: str, source: Source, raylets: Raylets, folder: Path, times: int, seed: int) -> Found:
-    """So many times; what was seen, added up."""
+def drill(name: str, source: Source, raylets: Raylets, folder: Path, times: int, seed: int) -> Iterator[Found]:
+    """So many times; after each, what was seen so far, added up."""
     chance = random.Random(f"{seed} {name}")
     start, seen = time.monotonic(), dict[str, int]()
+    folder.mkdir(parents=True, exist_ok=True)
     for number in range(times):
         out = folder / f"{number:02d}"
-        folder.mkdir(parents=True, exist_ok=True)
         for key, value in DRILLS[name](source, raylets, out, chance).items():
             seen[key] = seen.get(key, 0) + value
         shutil.rmtree(out, ignore_errors=True)
-    seconds = round(time.monotonic() - start)
-    return {"times": times, "identical": times, "shards": source.shards, "seen": seen, "seconds": seconds}
+        seconds = round(time.monotonic() - start)
+        yield {"times": number + 1, "identical": number + 1, "shards": source.shards, "seen": seen, "seconds": seconds}

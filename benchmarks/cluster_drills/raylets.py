@@ -6,9 +6,13 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from afire.cluster.ray_engine import MODE, NICENESS, TOKEN, prepare
+
+# By Ray's defaults a minute passes until a raylet that is gone is missed, of which a drill would be most.
+_NOTICES_SOON = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "5000"}
 
 
 class Raylets:
@@ -26,6 +30,15 @@ class Raylets:
         """As when its machine loses power: the raylet and with it all its workers, without a word."""
         self._cluster.remove_node(self._second, allow_graceful=False)
 
+    def is_on_second(self, pid: int) -> bool:
+        """Whether a process is a worker of the second raylet."""
+        raylet = self._second.all_processes["raylet"][0].process.pid
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return False
+        return int(fields[1]) == raylet
+
     def start_second(self) -> None:
         self._second = self._start()
 
@@ -36,7 +49,7 @@ class Raylets:
 @contextmanager
 def two_raylets() -> Iterator[Raylets]:
     """For the block; commands that are started meanwhile find the token in their environment."""
-    os.environ |= {MODE: "token", TOKEN: secrets.token_hex(32), NICENESS: "0"}
+    os.environ |= {MODE: "token", TOKEN: secrets.token_hex(32), NICENESS: "0", **_NOTICES_SOON}
     prepare("127.0.0.1:0")
     from ray.cluster_utils import Cluster
 
