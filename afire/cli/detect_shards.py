@@ -69,6 +69,7 @@ def run_pack(
     from afire.cluster.engine import do_shards
     from afire.cluster.shards import all_shards
     from afire.cluster.work import Work
+    from afire.detect.base import detector_folder
     from afire.detect.findings import JOURNAL
     from afire.detect.packed import begun_run, check_out, finish_run, score_shard, shards_of
     from afire.files import require_own
@@ -84,8 +85,9 @@ def run_pack(
 
     if not finish:
         on_ray = where.engine == "ray"
-        paths = {name: getattr(options, name).absolute() for name in ("model", "data", "out")}
-        settings = {**vars(options), **paths, "workers": 1} if on_ray else {}
+        paths = {"model": detector_folder(options.model), "data": options.data, "out": options.out}
+        there = {name: path.absolute() for name, path in paths.items()}
+        settings = {**vars(options), **there, "workers": 1} if on_ray else {}
         work = Work("detecting", scorer if on_ray else here, settings, keeps=True, gpus=int(options.device == "cuda"))
         scored = do_shards(work, [one] if one is not None else all_shards(count), where)
     if one is not None:
