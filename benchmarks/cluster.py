@@ -25,6 +25,7 @@ from cluster_drills.drills import DRILLS, Source, drill
 from cluster_drills.raylets import two_raylets
 from timing import machine
 
+from afire.cluster.ray_engine import connected
 from afire.files import write_json, write_text
 
 HERE = Path(__file__).parent
@@ -42,7 +43,7 @@ def keep(file: Path, name: str, found: Any) -> None:
 def run_drills(options: argparse.Namespace, work: Path) -> None:
     many, few = Source.draw(work / "many", 128, 64, 64), Source.draw(work / "few", 96, 768, 8)
     known = json.loads(options.json.read_text()).get("drills", {}) if options.json.exists() else {}
-    with two_raylets() as raylets:
+    with two_raylets() as raylets, connected(raylets.address):
         for name in options.drill or DRILLS:
             source = many if name.startswith("64") else few
             folder = work / "drills" / name.replace(" ", "-")

@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import os
 import secrets
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,9 +48,16 @@ def do_on_ray(work: Work, shards: Sequence[Shard], address: str | None, processe
 
 @contextmanager
 def connected(address: str | None, processes: int | None = None) -> Iterator[Any]:
-    """The module ``ray``, connected; without ``address`` to a cluster of this machine that ends with the block."""
+    """The module ``ray``, connected; without ``address`` to a cluster of this machine that ends with the block.
+
+    Inside of another such block the same connection serves.
+    """
     if find_spec("ray") is None:
         raise UserError('--engine ray needs Ray; run pip install "afire[ray]".')
+    known = sys.modules.get("ray")
+    if known is not None and known.is_initialized():  # whoever connected ends it, too
+        yield known
+        return
     prepare(address)
     import ray
 

@@ -6,6 +6,7 @@ bit differs, a film is missing or there twice, or a temporary file is left.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import re
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -131,62 +132,92 @@ def whole_shards(out: Path) -> int:
     return len(list(out.glob(f"{STEM}-*.json")))
 
 
+class Packing(Thread):
+    """All shards and the finish, by the driver that this process is; watched and disturbed by another thread."""
+
+    def __init__(self, source: Source, raylets: Raylets, out: Path, copies: int = 1) -> None:
+        super().__init__()
+        self._job = ShardedPack(read_manifest(source.manifest), out, SETTINGS, source.shards)
+        self._shards = [shard for shard in all_shards(source.shards) for _ in range(copies)]
+        self._where = Where("ray", raylets.address)
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._job.pack(self._shards, self._where)
+            self._job.finish()
+        except BaseException as error:
+            self._error = error
+
+    def wait_for(self, condition: Callable[[], bool]) -> bool:
+        """Until ``condition`` holds; False when all was packed before."""
+        while self.is_alive():
+            if condition():
+                return True
+            time.sleep(0.002)
+        return False
+
+    def end(self) -> BaseException | None:
+        """The error it ended with, if any."""
+        self.join(_SECONDS)
+        if self.is_alive():
+            raise DrillError("packing hangs")
+        return self._error
+
+    def succeed(self) -> None:
+        if (error := self.end()) is not None:
+            raise DrillError(f"packing ended with {type(error).__name__}: {error}")
+
+
 def shards_equal_one(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
     """Nothing happens."""
-    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
-    command.end()
+    Packing(source, raylets, out).succeed()
     source.check(out)
     return {}
 
 
 def worker_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
     """kill -9 to a worker that has begun to write a shard, and not ended."""
-    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
-    first, kills = chance.randrange(source.shards // 2), 0
-    if command.wait_for(lambda: whole_shards(out) >= first and bool(writers(out))):
+    packing, first, kills = Packing(source, raylets, out), chance.randrange(source.shards // 2), 0
+    if packing.wait_for(lambda: whole_shards(out) >= first and bool(writers(out))):
         time.sleep(chance.uniform(0, 0.05))
         for _, pid in writers(out)[:1]:
             os.kill(pid, signal.SIGKILL)
             kills += 1
-    command.end()
+    packing.succeed()
     source.check(out)
     return {"kills inside a write": kills}
 
 
 def two_on_one(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
     """Every shard is given to two workers at once, one on each raylet."""
-    job = ShardedPack(read_manifest(source.manifest), out, SETTINGS, source.shards)
-    both, ended = set[str](), Event()
+    both = set[str]()
 
-    def look() -> None:
-        while not ended.wait(0.002):
-            shards = [shard for shard, _ in writers(out)]
-            both.update(shard for shard in shards if shards.count(shard) > 1)
+    def look() -> bool:
+        shards = [shard for shard, _ in writers(out)]
+        both.update(shard for shard in shards if shards.count(shard) > 1)
+        return False
 
-    watching = Thread(target=look)
-    watching.start()
-    try:
-        job.pack([shard for shard in all_shards(source.shards) for _ in range(2)], Where("ray", raylets.address))
-    finally:
-        ended.set()
-        watching.join()
-    job.finish()
+    packing = Packing(source, raylets, out, copies=2)
+    packing.wait_for(look)
+    packing.succeed()
     source.check(out)
     return {"shards seen with two writers": len(both)}
 
 
 def raylet_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
     """The second raylet and its workers are killed in the middle; it comes back for the next time."""
-    command = Started(source.words(out, raylets.address), out.with_suffix(".log"))
     middle = chance.randrange(1, source.shards // 2)
 
     def writes_there() -> bool:
         return whole_shards(out) >= middle and any(raylets.is_on_second(pid) for _, pid in writers(out))
 
-    inside = command.wait_for(writes_there)
+    packing = Packing(source, raylets, out)
+    inside = packing.wait_for(writes_there)
     raylets.kill_second()
     try:
-        command.end()
+        packing.succeed()
         source.check(out)
     finally:
         raylets.start_second()
@@ -206,26 +237,35 @@ def driver_killed(source: Source, raylets: Raylets, out: Path, chance: random.Ra
 
 
 def disk_full(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
-    """A disk that has no room for all shards; then it has, and the same command goes on with what is whole."""
+    """A disk that has no room for all shards; then it has, and the same goes on with what is whole."""
     need = sum(file.stat().st_size for file in source.whole.glob("images.npy")) // 1024
     with small_disk(out, chance.randrange(need // 4, need)) as disk:
         folder = disk / "pack"
-        full = Started(source.words(folder, raylets.address), out.with_suffix(".log"))
-        full.end(2)
-        if "No space left on device" not in full.said:
-            raise DrillError(f"a full disk was not named: {last_line(full.said)}")
+        error = Packing(source, raylets, folder).end()
+        if not isinstance(error, OSError) or error.errno != errno.ENOSPC or not error.filename:
+            raise DrillError(f"a full disk was not named: {error}")
+        settle(folder)
         store = source.store(folder)
         whole = [shard for shard in all_shards(source.shards) if store.read(shard) is not None]
         kept = {shard: store.data(shard).stat().st_ino for shard in whole}
         if len(kept) != whole_shards(folder):
             raise DrillError("a shard has a record and is not whole")
         subprocess.run(["mount", "-o", f"remount,size={4 * need + 4096}k", str(disk)], check=True)
-        again = Started(source.words(folder, raylets.address), out.with_suffix(".again.log"))
-        again.end()
+        Packing(source, raylets, folder).succeed()
         source.check(folder)
         if any(store.data(shard).stat().st_ino != inode for shard, inode in kept.items()):
             raise DrillError("a shard that was whole was written again")
     return {"shards kept": len(kept)}
+
+
+def settle(out: Path) -> None:
+    """Wait until shards that were under way when the driver gave up are whole, or given up too."""
+    deadline = time.monotonic() + _SECONDS
+    while writers(out) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)  # one that was waiting may begin now
+    while writers(out) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 DRILLS: dict[str, Callable[[Source, Raylets, Path, random.Random], Found]] = {
