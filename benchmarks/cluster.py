@@ -41,7 +41,7 @@ def keep(file: Path, name: str, found: Any) -> None:
 
 
 def run_drills(options: argparse.Namespace, work: Path) -> None:
-    many, few = Source.draw(work / "many", 128, 64, 64), Source.draw(work / "few", 96, 768, 8)
+    many, few = Source.draw(work / "many", 128, 64, 64), Source.draw(work / "few", 64, 512, 8)
     known = json.loads(options.json.read_text()).get("drills", {}) if options.json.exists() else {}
     with two_raylets() as raylets, connected(raylets.address):
         for name in options.drill or DRILLS:

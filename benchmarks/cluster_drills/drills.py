@@ -21,9 +21,9 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from fault_drills import packing
 from fault_drills.commands import ENVIRONMENT, DrillError, afire, last_line
 from fault_drills.full_disk import small_disk
+from PIL import Image
 
 from afire.cluster.shards import all_shards
 from afire.cluster.store import WRITING, ShardStore
@@ -40,6 +40,15 @@ _SECONDS = 300.0
 Found = dict[str, Any]
 
 
+def draw_films(folder: Path, count: int, side: int) -> None:
+    """Smooth films, no two alike: what they show does not matter here."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8))
+        coarse.resize((side, side), Image.Resampling.BICUBIC).save(folder / f"{number:04d}.png", compress_level=1)
+
+
 @dataclass(frozen=True)
 class Source:
     """Films, and the pack in one array that one process makes of them."""
@@ -50,7 +59,7 @@ class Source:
 
     @classmethod
     def draw(cls, folder: Path, films: int, side: int, shards: int) -> Source:
-        packing.draw_films(folder / "films", films, side)
+        draw_films(folder / "films", films, side)
         write_manifest(build_folder(folder / "films"), folder / "films.parquet")
         pack(read_manifest(folder / "films.parquet"), folder / "whole", SETTINGS, workers=1)
         return cls(folder / "films.parquet", folder / "whole", shards)
