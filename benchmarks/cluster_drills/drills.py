@@ -37,6 +37,7 @@ from cluster_drills.raylets import Raylets
 
 SETTINGS = PackSettings(size=64)
 _SECONDS = 300.0
+_TRIES = 20
 Found = dict[str, Any]
 
 
@@ -222,15 +223,19 @@ def raylet_killed(source: Source, raylets: Raylets, out: Path, chance: random.Ra
     def writes_there() -> bool:
         return whole_shards(out) >= middle and any(raylets.is_on_second(pid) for _, pid in writers(out))
 
-    packing = Packing(source, raylets, out)
-    inside = packing.wait_for(writes_there)
+    tries = 0
+    while not (packing := Packing(source, raylets, out)).wait_for(writes_there):
+        packing.succeed()  # the second raylet had not woken up yet: again, or nothing would be killed in the middle
+        shutil.rmtree(out)
+        if (tries := tries + 1) == _TRIES:
+            raise DrillError("the second raylet never wrote a shard")
     raylets.kill_second()
     try:
         packing.succeed()
         source.check(out)
     finally:
         raylets.start_second()
-    return {"kills inside a write": int(inside)}
+    return {"kills inside a write": 1}
 
 
 def driver_killed(source: Source, raylets: Raylets, out: Path, chance: random.Random) -> Found:
