@@ -97,7 +97,7 @@ def probe(
     """
     from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_labels, parse_seeds
     from afire.data.splits import read_split
-    from afire.tasks.features import default_cache
+    from afire.tasks.features import TRIVIAL, default_cache
     from afire.tasks.probe import ProbeTask, run_probe
     from afire.tasks.results import check_out
 
@@ -117,7 +117,7 @@ def probe(
         seeds=parse_seeds(seeds),
         folds=folds,
         name=name,
-        config=asked_config(preset, config_file, overrides),
+        config=asked_config(preset, config_file, overrides, data, None if weights in TRIVIAL else weights),
         cache=None if no_cache else cache or default_cache(),
         device=device,
     )
@@ -306,7 +306,7 @@ def embed(
         raise UserError(f"{out} already exists; add --force to replace it.")
     count, one = shards_asked(shards, shard, finish)
     where = Where(engine, address, workers)
-    asked = asked_config(preset, config_file, overrides, data)
+    asked = asked_config(preset, config_file, overrides, data, weights)
     task = EmbedTask(weights, data, out, root, pool, network, part, seed, asked, device)
     count = count or begun_features(task) if finish else count
     if count is None and (engine == "ray" or workers is not None):
@@ -384,7 +384,7 @@ def experiment_of(
         split=read_split(split) if split is not None else None,
         folds=folds,
         name=name,
-        model=asked_config(preset, config_file, overrides),
+        model=asked_config(preset, config_file, overrides, data, weights),
         network=network,
         device=device,
         resume=resume,
