@@ -37,7 +37,7 @@ class Raylets:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             return False
-        return int(fields[1]) == raylet
+        return int(fields[1]) == int(raylet)
 
     def start_second(self) -> None:
         self._second = self._start()
