@@ -29,6 +29,17 @@ def current_mode() -> Mode:
     return _mode
 
 
+@contextmanager
+def silenced() -> Iterator[None]:
+    """No progress meanwhile: that of the whole is shown instead of that of its parts."""
+    before = _mode
+    configure("off")
+    try:
+        yield
+    finally:
+        configure(before)
+
+
 def mode_for_terminal(quiet: bool) -> Mode:
     """``bar`` on a terminal, ``lines`` when standard error goes to a file, ``off`` when quiet."""
     if quiet:

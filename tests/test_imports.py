@@ -14,7 +14,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "afire"
 ROOMS = [
-    *("data", "lesions", "nn", "methods", "training", "weights", "tasks"),
+    *("cluster", "data", "lesions", "nn", "methods", "training", "weights", "tasks"),
     *("detect", "export", "studies", "report", "pacs"),
 ]
 # Everybody may use these; they use no room.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from afire.cli.build import build_app
-from afire.cli.options import Fit, Quiet, Root, Seed, Verbose, Voi, print_line
+from afire.cli.options import Address, Engine, Finish, Fit, Quiet, Root, Seed, ShardOf, Shards, Verbose, Voi, print_line
 from afire.cli.samples import phantom
 from afire.cli.stats import stats
 
@@ -256,22 +256,53 @@ def pack(
         Literal["stop", "skip"], typer.Option(help="What to do with a film that cannot be read.")
     ] = "stop",
     workers: Annotated[int | None, typer.Option(help="Processes; all cores by default.", min=1)] = None,
+    shards: Shards = None,
+    shard: ShardOf = None,
+    finish: Finish = False,
+    disks: Annotated[
+        list[Path] | None, typer.Option("--disk", help="With --shards: a folder for them. Repeat for more, in turn.")
+    ] = None,
+    engine: Engine = "local",
+    address: Address = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Decode and resize every film once, into one memory-mapped array. A rerun continues.
+    """Decode and resize every film once, into one memory-mapped array or into shards of it. A rerun continues.
 
     Example: [cyan]afire data pack --data nih.parquet --out packs/nih --size 224 --on-error skip[/cyan]
+
+    In shards: [cyan]--shard 0/64[/cyan] to [cyan]63/64[/cyan] on any machines, then [cyan]--finish[/cyan]; or
+    [cyan]--shards 64 --engine ray[/cyan].
     """
     from afire.cli.options import console
+    from afire.cluster.shards import shards_asked
+    from afire.cluster.work import Where
     from afire.data.pack import PackSettings, open_manifest
     from afire.data.pack import pack as pack_films
+    from afire.data.shards import ShardedPack, begun_shards, pack_sharded
+    from afire.errors import UserError
 
+    count, one = shards_asked(shards, shard, finish)
+    where = Where(engine, address, workers)
     settings = PackSettings(size, bits, fit, voi)
-    summary = pack_films(open_manifest(data, root), out, settings, on_error, workers)
+    count = count or begun_shards(out) if finish else count
+    if count is None:
+        if disks or engine == "ray":
+            raise UserError("--disk and --engine ray are for packs in shards; add --shards.")
+        summary = pack_films(open_manifest(data, root), out, settings, on_error, workers)
+    else:
+        job = ShardedPack(open_manifest(data, root), out, settings, count, on_error, workers, tuple(disks or ()))
+        if one is not None:
+            packed = job.pack([one], where)
+            if not quiet:
+                print_line(f"shard {one}: {f'{packed:,} films packed' if packed else 'nothing to do'}: {out}")
+            return
+        summary = job.finish() if finish else pack_sharded(job, where)
     if not quiet:
         skipped = f", {len(summary.skipped)} skipped (named in pack.json)" if summary.skipped else ""
-        console().print(f"packed {summary.films:,} films of {size} px{skipped}: {out}, hash {summary.hash[:12]}")
+        pieces = f" in {summary.shards} shards" if summary.shards is not None else ""
+        said = f"packed {summary.films:,} films of {size} px{pieces}{skipped}: {out}, hash {summary.hash[:12]}"
+        console().print(said)
 
 
 app = typer.Typer(no_args_is_help=True, help="Build, join, check, split and pack a dataset, or draw the phantom.")

@@ -7,7 +7,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Data, Device, Force, Name, Preset, Quiet, Root, Set, Verbose
+from afire.cli.options import (
+    Address,
+    ConfigFile,
+    Data,
+    Device,
+    Engine,
+    Finish,
+    Force,
+    Name,
+    Preset,
+    Quiet,
+    Root,
+    Set,
+    ShardOf,
+    Shards,
+    Verbose,
+)
 from afire.cli.studies import bench
 from afire.detect import DETECTORS
 
@@ -19,6 +35,7 @@ if TYPE_CHECKING:
     from afire.config import Config
     from afire.data.pack import Films
     from afire.data.splits import Split
+    from afire.detect.base import AnomalyDetector
     from afire.detect.findings import FilmResult, Rule
 
 
@@ -215,7 +232,10 @@ def evaluate(
 
 
 def run(
-    source: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help="A film or a folder: PNG, JPEG or DICOM.")],
+    source: Annotated[
+        Path | None, typer.Argument(metavar="FILE_OR_FOLDER", help="A film or a folder: PNG, JPEG or DICOM.")
+    ] = None,
+    *,
     out: Annotated[Path, typer.Option("--out", help="Folder for results, pictures and the report.")],
     model: Annotated[
         Path,
@@ -223,6 +243,7 @@ def run(
             "--model", help="A detector of `afire detect fit`, or a bundle with one; without it the one built in."
         ),
     ] = Path("builtin"),
+    data: Annotated[Path | None, typer.Option("--data", help="Instead of a folder: a pack, in shards.")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Your own score to flag films from, stated in the report.")
     ] = None,
@@ -241,6 +262,11 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace results that are already in --out.")] = False,
+    shards: Shards = None,
+    shard: ShardOf = None,
+    finish: Finish = False,
+    engine: Engine = "local",
+    address: Address = None,
     device: Device = "auto",
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -252,14 +278,16 @@ def run(
     Writes results.csv, results.json and report.html. Films unlike those of the training are flagged, not scored; files
     that cannot be read are listed.
     """
+    from afire.cli.detect_shards import PackOptions, run_pack
     from afire.cli.options import console
+    from afire.cluster.shards import shards_asked
+    from afire.cluster.work import Where
     from afire.detect.base import detector_folder, load_detector
-    from afire.detect.findings import header_of, rule_of, write_results
+    from afire.detect.findings import rule_of
     from afire.detect.run import RunTask, detector_hash, run_detector
     from afire.errors import UserError
     from afire.pacs.objects import draw_with_objects
-    from afire.report.detect_page import write_detect_page
-    from afire.report.detect_pictures import LEGEND, Painter, heat_legend
+    from afire.report.detect_pictures import Painter
     from afire.weights import pick_device
 
     if resume and force:
@@ -269,15 +297,29 @@ def run(
             "--dicom is now --dicom-out sc, which also writes sr, seg and gsps.", highlight=False
         )
         dicom_out = dicom_out or "sc"
+    if (source is None) == (data is None):
+        raise UserError("give films to score: a file or a folder, or --data with a pack.")
+    if data is None and (shards or shard or finish or engine == "ray"):
+        raise UserError("--shards, --shard, --finish and --engine are for packs; give one with --data.")
     folder = detector_folder(model)
     detector = load_detector(folder).to(pick_device(device))
     rule = rule_of(detector, threshold, false_alarms)
     about = {"name": folder.resolve().name, "hash": detector_hash(folder)}
+    if data is not None:
+        if dicom_out:
+            raise UserError("--dicom-out needs DICOM files, and a pack has none; give their folder instead of --data.")
+        packed = PackOptions(model, data, out, pictures, batch, workers, device)
+        asked = shards_asked(shards, shard, finish)
+        found = run_pack(packed, detector, asked, Where(engine, address, workers), finish, force and not resume)
+        if found is None:
+            return
+        _report(out, found, detector, rule, about, pictures, quiet)
+        return
     painter = Painter(out, detector.scale, detector.config.image.fit) if pictures else None
     task = RunTask(
         detector=detector,
         model_hash=about["hash"],
-        source=source,
+        source=source,  # type: ignore[arg-type]
         out=out,
         draw=draw_with_objects(painter, dicom_out, out, detector, rule, about["hash"]),
         restore=pictures,
@@ -288,7 +330,24 @@ def run(
         resume=resume,
         force=force,
     )
-    results = run_detector(task)
+    _report(out, run_detector(task), detector, rule, about, pictures, quiet)
+
+
+def _report(
+    out: Path,
+    results: Sequence[FilmResult],
+    detector: AnomalyDetector,
+    rule: Rule,
+    about: dict[str, str],
+    pictures: bool,
+    quiet: bool,
+) -> None:
+    """Write the results' files and the page, and say what was found."""
+    from afire.cli.options import console
+    from afire.detect.findings import header_of, write_results
+    from afire.report.detect_page import write_detect_page
+    from afire.report.detect_pictures import LEGEND, heat_legend
+
     write_results(out, results, rule, header_of(detector, rule, about))
     if pictures:
         _save_legend(out / LEGEND, heat_legend(detector.scale))

@@ -108,6 +108,22 @@ Network = Annotated[
     str | None,
     typer.Option("--network", help="Which of a run's networks, such as AFiRe's student. Default: the one it exports."),
 ]
+Shards = Annotated[
+    int | None, typer.Option("--shards", help="In so many shards, which several machines can compute.", min=1)
+]
+ShardOf = Annotated[
+    str | None, typer.Option("--shard", help="Compute this shard alone, from 0/N to N-1/N.", metavar="I/N")
+]
+Finish = Annotated[
+    bool, typer.Option("--finish", help="All shards are there: check them, and write what is made of them.")
+]
+Engine = Annotated[
+    Literal["local", "ray"], typer.Option("--engine", help="ray: every shard is a task of a Ray cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option("--address", help="The Ray cluster; without it one is started here.", metavar="HOST:PORT"),
+]
 
 
 def parse_seeds(text: str) -> list[int]:

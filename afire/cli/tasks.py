@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, overload
 import typer
 
 from afire.cli.options import (
+    Address,
     ConfigFile,
     Data,
     Device,
+    Engine,
+    Finish,
     Folds,
     Force,
     Fractions,
@@ -28,6 +31,8 @@ from afire.cli.options import (
     Root,
     Seeds,
     Set,
+    ShardOf,
+    Shards,
     SplitFile,
     Verbose,
     Weights,
@@ -270,6 +275,14 @@ def embed(
     config_file: ConfigFile = None,
     overrides: Set = None,
     force: Force = False,
+    shards: Shards = None,
+    shard: ShardOf = None,
+    finish: Finish = False,
+    engine: Engine = "local",
+    address: Address = None,
+    workers: Annotated[
+        int | None, typer.Option(help="With --engine ray: processes, each with the weights; default: the cores.", min=1)
+    ] = None,
     device: Device = "auto",
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -280,29 +293,39 @@ def embed(
     """
     import logging
 
-    import numpy as np
-
     from afire.cli.options import asked_config
-    from afire.data.pack import open_films
+    from afire.cluster.shards import all_shards, shards_asked
+    from afire.cluster.work import Where
     from afire.errors import UserError
+    from afire.tasks.feature_shards import EmbedTask, begun_features, embed_shards, finish_features
     from afire.tasks.features import check_name, write_features
-    from afire.weights import open_weights, pick_device
+    from afire.weights import pick_device
 
     check_name(out)
     if out.exists() and not force:
         raise UserError(f"{out} already exists; add --force to replace it.")
-    target = pick_device(device)
+    count, one = shards_asked(shards, shard, finish)
+    where = Where(engine, address, workers)
     asked = asked_config(preset, config_file, overrides, data, weights)
-    backbone = open_weights(weights, asked, network=network, seed=seed)
-    logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
-    image = backbone.config.image
-    films = open_films(data, root, image.size, image.fit, image.voi)
-    rows = np.arange(len(films))
-    if part != "all":
-        rows = np.flatnonzero(films.manifest.table["split"] == part)
-        if len(rows) == 0:
-            raise UserError(f"the manifest lists no {part} films.")
-    shape = write_features(out, backbone, films, rows, pool, target)
+    task = EmbedTask(weights, data, out, root, pool, network, part, seed, asked, device)
+    count = count or begun_features(task) if finish else count
+    if count is None and (engine == "ray" or workers is not None):
+        raise UserError("--engine ray and --workers are for features in shards; add --shards.")
+    if count is None:
+        target = pick_device(device)
+        backbone, films, rows = task.open()
+        logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
+        shape = write_features(out, backbone, films, rows, pool, target)
+    else:
+        if not finish:
+            computed = embed_shards(task, [one] if one is not None else all_shards(count), where)
+        if one is not None:
+            if not quiet:
+                print_line(
+                    f"shard {one}: {f'{computed:,} films' if computed else 'nothing to do'}: {task.shards_folder}"
+                )
+            return
+        shape = finish_features(task, count)
     if not quiet:
         sides = " x ".join(f"{side:,}" for side in shape)
         print_line(f"{out}: {sides} features ({pool})")

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from afire.data.manifest import Manifest
+from afire.data.manifest import Manifest, inside_root
 from afire.errors import UserError
 from afire.files import sha256_bytes
 from afire.progress import track
@@ -33,14 +33,19 @@ def pixel_digest(pixels: bytes | memoryview) -> str:
 
 def source_digests(manifest: Manifest, rows: Sequence[int], what: str) -> list[str]:
     """Of the files of ``rows``, empty where there is none; ``what`` is said on the screen meanwhile."""
+    return files_digests(manifest.root, manifest.table["image"].iloc[list(rows)].tolist(), what)
+
+
+def files_digests(root: Path, names: Sequence[str], what: str) -> list[str]:
+    """Of the files ``names`` in ``root``, empty where there is none; ``what`` is said on the screen meanwhile."""
     with ThreadPoolExecutor(_READERS) as readers:  # reading waits for the disk
-        digests = readers.map(lambda row: _source_digest(manifest, int(row)), rows)
-        return list(track(digests, what, len(rows), "films"))
+        digests = readers.map(lambda name: _source_digest(root, name), names)
+        return list(track(digests, what, len(names), "films"))
 
 
-def _source_digest(manifest: Manifest, row: int) -> str:
+def _source_digest(root: Path, name: str) -> str:
     try:
-        path = manifest.path(row)
+        path = inside_root(root, name)
         status = path.stat()
         return _digest_of_file(path, status.st_size, status.st_mtime_ns)
     except (OSError, UserError):  # no such file, or a link out of the root: whoever reads the film will say so

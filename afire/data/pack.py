@@ -1,6 +1,6 @@
 """Films as tensors, from a pack, a manifest or a folder; and packing: decode and resize every film once, in parallel.
 
-    DIR/images.npy        (N, S, S) uint8 or uint16
+    DIR/images.npy        (N, S, S) uint8 or uint16; in format 2, shards of it (afire/data/shards.py)
     DIR/manifest.parquet  the films that are in the pack; column meta:pack_row is the row in images.npy
     DIR/pack.json         settings, hashes, counts, skipped films with reasons
 
@@ -29,6 +29,7 @@ from afire.data.decode import decode_film, fit_square, read_file, read_film
 from afire.data.digests import file_digest, pixel_digest
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
 from afire.data.repack import still_packed
+from afire.data.sharded import ShardedArray
 from afire.errors import ImageError, UserError
 from afire.files import (
     folder_lock,
@@ -46,12 +47,12 @@ from afire.progress import progress
 if TYPE_CHECKING:  # torch is imported where tensors are made: processes that pack start without its two seconds
     import torch
 
-FORMAT = 1
+FORMAT, SHARDED = 1, 2  # one array; shards of it
 IMAGES, MANIFEST, SUMMARY = "images.npy", "manifest.parquet", "pack.json"
 BEGUN, PART, JOURNAL = "begun.json", "images.npy.part", "journal.jsonl"
 ROW, DIGEST = f"{META_PREFIX}pack_row", f"{META_PREFIX}pixel_digest"
 FILE_DIGEST = f"{META_PREFIX}file_digest"  # of the source file: the same in packs of any settings
-_CHUNK = 64
+CHUNK = 64
 
 logger = logging.getLogger("afire")
 
@@ -80,6 +81,7 @@ class PackSummary:
     hash: str
     manifest_hash: str
     settings: PackSettings
+    shards: int | None = None  # of a pack of format 2
 
 
 def pack(
@@ -93,7 +95,7 @@ def pack(
     settings = settings or PackSettings()
     require_own(out, BEGUN, (IMAGES, MANIFEST, JOURNAL))
     with folder_lock(out, "the pack"):
-        _refuse_other(out, manifest, settings)
+        refuse_other(out, identity(manifest, settings))
         shape = (len(manifest), settings.size, settings.size)
         results = still_packed(manifest, (out / PART, out / IMAGES), shape, settings.dtype, out / JOURNAL)
         todo = [row for row in range(len(manifest)) if "digest" not in results.get(row, {})]
@@ -108,41 +110,41 @@ def pack(
         if not in_place:
             _flush(target)
             target.replace(out / IMAGES)
-        return _finish(manifest, out, settings, results)
+        return write_summary(manifest, out, settings, results)
 
 
 def read_summary(folder: Path) -> PackSummary:
     """Read ``pack.json`` of a finished pack."""
     if not (folder / SUMMARY).exists():
-        begun = (
-            " It was begun but not finished: run the same `afire data pack` again." if (folder / PART).exists() else ""
-        )
+        begun = " It was begun but not finished: run the same `afire data pack` again." if is_pack(folder) else ""
         raise UserError(f"{folder} is not a pack: it has no {SUMMARY}.{begun}")
     raw = read_json(folder / SUMMARY)
     with making_sense_of(folder / SUMMARY, "pack again"):
         version = raw.get("format")
-        if version != FORMAT:
-            raise UserError(f"{folder} is a pack of format {version}, this version reads {FORMAT}; pack again.")
+        if version not in (FORMAT, SHARDED):
+            raise UserError(f"{folder} is a pack of format {version}, this version reads up to {SHARDED}; pack again.")
         settings = PackSettings(**raw["settings"])
-        return PackSummary(raw["films"], raw["skipped"], raw["hash"], raw["manifest_hash"], settings)
+        shards = int(raw["shards"]) if version == SHARDED else None
+        return PackSummary(raw["films"], raw["skipped"], raw["hash"], raw["manifest_hash"], settings, shards)
 
 
-def _identity(manifest: Manifest, settings: PackSettings) -> dict[str, Any]:
-    return {"manifest_hash": manifest.hash, **asdict(settings)}
+def identity(manifest: Manifest, settings: PackSettings, shards: int | None = None) -> dict[str, Any]:
+    """What everything in the folder of a pack must have in common."""
+    sharded = {} if shards is None else {"shards": shards}
+    return {"manifest_hash": manifest.hash, **asdict(settings), **sharded}
 
 
-def _refuse_other(out: Path, manifest: Manifest, settings: PackSettings) -> None:
+def refuse_other(out: Path, mine: Mapping[str, Any]) -> None:
     """A folder holds one pack: other films or other settings need another folder."""
     record = out / BEGUN
-    mine = _identity(manifest, settings)
     if not record.exists():
         write_json(record, mine)
         return
     theirs = read_json(record)
     with making_sense_of(record, "choose another --out or delete that folder"):
-        different = [key for key in mine if theirs.get(key) != mine[key]]
+        different = [key for key in {**mine, "shards": None} if theirs.get(key) != mine.get(key)]
     if different:
-        differences = ", ".join(f"{key} {theirs.get(key)} there, {mine[key]} asked" for key in different)
+        differences = ", ".join(f"{key} {theirs.get(key)} there, {mine.get(key)} asked" for key in different)
         raise UserError(f"{out} holds another pack ({differences}); choose another --out or delete that folder.")
 
 
@@ -168,29 +170,33 @@ def _fill(
     journal: Path,
 ) -> None:
     names = manifest.table["image"].tolist()
-    chunks = [todo[start : start + _CHUNK] for start in range(0, len(todo), _CHUNK)]
+    chunks = [todo[start : start + CHUNK] for start in range(0, len(todo), CHUNK)]
     jobs = ((manifest.root, [names[row] for row in rows], rows, target, settings) for rows in chunks)
     with names_path(target), journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
-        for done in _results(jobs, workers if workers is not None else usable_cores()):
+        for done in chunk_results(jobs, workers if workers is not None else usable_cores()):
             for row, result in done.items():
                 results[row] = result
                 log.write(json.dumps({"row": row, **result}) + "\n")
             log.flush()
             os.fsync(log.fileno())
             bar.advance(len(done))
-            bad = [(row, result["error"]) for row, result in done.items() if "error" in result]
-            for row, error in bad:
-                logger.warning("skipped %s: %s", names[row], error)
-            if bad and on_error == "stop":
-                reason = manifest.root / bad[0][1].rstrip(".")
-                raise UserError(
-                    f"{reason}. The films packed so far are kept: fix the file and run again, or use --on-error skip."
-                )
+            name_bad(done, names, manifest.root, on_error, "The films packed so far are kept")
 
 
-def _results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[int, dict[str, str]]]:
+def name_bad(done: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, kept: str) -> None:
+    """Warn of films that could not be read, or stop at the first of them, saying what is ``kept``."""
+    bad = [(row, result["error"]) for row, result in done.items() if "error" in result]
+    for row, error in bad:
+        logger.warning("skipped %s: %s", names[row], error)
+    if bad and on_error == "stop":
+        reason = root / bad[0][1].rstrip(".")
+        raise UserError(f"{reason}. {kept}: fix the file and run again, or use --on-error skip.")
+
+
+def chunk_results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[int, dict[str, str]]]:
+    """What :func:`pack_chunk` says of jobs, in any order; so many processes read films."""
     try:
-        yield from in_processes(_pack_chunk, jobs, processes)
+        yield from in_processes(pack_chunk, jobs, processes)
     except BrokenProcessPool:
         raise UserError(
             "a process that reads films has died, on a film or for lack of memory; run again to continue, with fewer "
@@ -198,7 +204,7 @@ def _results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[i
         ) from None
 
 
-def _pack_chunk(
+def pack_chunk(
     root: Path, names: list[str], rows: list[int], target: Path, settings: PackSettings
 ) -> dict[int, dict[str, str]]:
     """Decode, resize and store some films; for each row its digest or its error. Runs in a worker."""
@@ -207,12 +213,13 @@ def _pack_chunk(
     results: dict[int, dict[str, str]] = {}
     with target.open("rb+") as stream:  # not the map: on a full disk the system ends a process that writes through one
         for name, row in zip(names, rows, strict=True):
+            data = b""
             try:
                 data = read_file(path := inside_root(root, name))
                 film, info = decode_film(path, data, voi=settings.voi)
             except ImageError as error:
                 # Where the films lie is nobody's business but of who packs them: reasons are kept with the pack.
-                results[row] = {"error": str(error).replace(f"{root}{os.sep}", "")}
+                results[row] = {"error": str(error).replace(f"{root}{os.sep}", ""), "file": file_digest(data)}
                 continue
             square = fit_square(film, settings.size, settings.fit)
             pixels = np.rint(square * top).astype(settings.dtype).tobytes()
@@ -226,9 +233,14 @@ def _pack_chunk(
     return results
 
 
-def _finish(
-    manifest: Manifest, out: Path, settings: PackSettings, results: Mapping[int, Mapping[str, str]]
+def write_summary(
+    manifest: Manifest,
+    out: Path,
+    settings: PackSettings,
+    results: Mapping[int, Mapping[str, str]],
+    shards: int | None = None,
 ) -> PackSummary:
+    """Write the manifest of the pack and ``pack.json``, last; ``results`` has a digest or an error for each row."""
     rows = [row for row in range(len(manifest)) if "digest" in results[row]]
     if not rows:
         first = next(iter(results.values()))["error"]
@@ -244,12 +256,12 @@ def _finish(
     skipped = {str(names.iloc[row]): entry["error"] for row, entry in sorted(results.items()) if "error" in entry}
     constant = [str(names.iloc[row]) for row in rows if results[row].get("note") == "constant"]
     content = "\n".join(f"{image}\t{digest}" for image, digest in zip(table["image"], table[DIGEST], strict=True))
-    summary = PackSummary(len(rows), skipped, sha256_text(content), manifest.hash, settings)
+    summary = PackSummary(len(rows), skipped, sha256_text(content), manifest.hash, settings, shards)
     write_manifest(packed, out / MANIFEST)
     write_json(
         out / SUMMARY,
         {
-            "format": FORMAT,
+            **({"format": FORMAT} if shards is None else {"format": SHARDED, "shards": shards}),
             "films": summary.films,
             "rows": len(manifest),
             "hash": summary.hash,
@@ -305,7 +317,7 @@ class PackedFilms:
         with making_sense_of(folder / MANIFEST, "pack again"):
             self._rows = self.manifest.table[ROW].to_numpy(dtype=np.int64)
             self._digests = self.manifest.table[DIGEST].tolist()
-        self._images = self._map()
+        self._images = self._map() if self.summary.shards is None else self._map_shards(self.summary.shards)
         self._compared = np.zeros(len(self._rows), bool)
         self._altered: dict[int, str] = {}
 
@@ -342,6 +354,10 @@ class PackedFilms:
     def to_unit(self, raw_BSS: torch.Tensor) -> torch.Tensor:
         """Stored values to float32 (B, 1, S, S) in [0,1], on the device they are on."""
         return raw_BSS.float().div_(255 if self.summary.settings.bits == 8 else 65535).unsqueeze(1)
+
+    def _map_shards(self, count: int) -> ShardedArray:
+        rows = read_json(self.folder / SUMMARY)["rows"]
+        return ShardedArray(self.folder, count, (rows, self.size, self.size), self.summary.settings.dtype)
 
     def _map(self) -> np.ndarray:
         try:
@@ -446,4 +462,4 @@ def open_manifest(source: Path, root: Path | None = None) -> Manifest:
 
 def is_pack(source: Path) -> bool:
     """Whether ``source`` is a pack, finished or begun."""
-    return (source / SUMMARY).exists() or (source / PART).exists()
+    return any((source / name).exists() for name in (SUMMARY, PART, BEGUN))

@@ -248,13 +248,23 @@ def score_batch(
         read = [_read(root, number, name, image, shows) for number, name in jobs]
     films = [film for film in read if isinstance(film, ReadFilm)]
     results = {result.number: result for result in read if isinstance(result, FilmResult)}
-    for drawing in _drawings(detector, films, shows and restore, looking) if films else ():
-        result = drawing.result
-        if draw is not None:
-            drawn = draw(drawing)
-            result = replace(result, pictures=drawn.pictures, notes=(*result.notes, *drawn.notes))
+    for result in results_of(detector, films, draw=draw, looking=looking, restore=restore):
         results[result.number] = result
     return [results[number] for number, _ in jobs]
+
+
+def results_of(
+    detector: AnomalyDetector,
+    films: Sequence[ReadFilm],
+    *,
+    draw: Draw | None,
+    looking: BoundedSemaphore,
+    restore: bool = True,
+) -> Iterator[FilmResult]:
+    """The results of films that were read, drawn if there is something that draws."""
+    for drawing in _drawings(detector, films, draw is not None and restore, looking) if films else ():
+        drawn = draw(drawing) if draw is not None else Drawn({})
+        yield replace(drawing.result, pictures=drawn.pictures, notes=(*drawing.result.notes, *drawn.notes))
 
 
 def _drawings(

@@ -223,9 +223,18 @@ def write_features(
 ) -> tuple[int, ...]:
     """Compute the features of ``rows`` and write them to ``out`` (.parquet or .npz); the shape of all features."""
     check_name(out)
+    shape, about = describe_features(backbone, films, len(rows), pooling)
+    write_batches(out, feature_batches(backbone, films, rows, pooling, device), films, rows, shape, about)
+    return shape
+
+
+def describe_features(
+    backbone: Weights, films: Films, count: int, pooling: Pooling
+) -> tuple[tuple[int, ...], dict[str, Any]]:
+    """The shape of the features of ``count`` films, and what a file of them says about how they were made."""
     tokens = (films.size // backbone.config.encoder.patch_size) ** 2
     width = backbone.config.encoder.width
-    shape = (len(rows), tokens, width) if pooling == "tokens" else (len(rows), width)
+    shape = (count, tokens, width) if pooling == "tokens" else (count, width)
     about = {
         "afire": __version__,
         "pooling": pooling,
@@ -235,10 +244,20 @@ def write_features(
         "size": films.size,
         "shape": list(shape[1:]),
     }
-    batches = feature_batches(backbone, films, rows, pooling, device)
+    return shape, about
+
+
+def write_batches(
+    out: Path,
+    batches: Iterator[NDArray[np.float32]],
+    films: Films,
+    rows: NDArray[np.int64],
+    shape: tuple[int, ...],
+    about: dict[str, Any],
+) -> None:
+    """Write features that come in batches of ``FEATURE_BATCH`` films to ``out`` (.parquet or .npz)."""
     write = _write_parquet if out.suffix.lower() == ".parquet" else _write_npz
     write_atomic(out, lambda path: write(path, batches, films, rows, shape, about))
-    return shape
 
 
 def check_name(out: Path) -> None:
