@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import textwrap
 from functools import lru_cache
+from struct import pack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +18,53 @@ from pydicom.uid import SecondaryCaptureImageStorage
 from afire._version import __version__
 from afire.detect.base import HeatScale
 from afire.pacs.findings import Finding
-from afire.pacs.source import MAKER, MAKER_MODEL, Ids, Source, new_object, reference_to
+from afire.pacs.mould import Elements, Mould, elements, text
+from afire.pacs.source import (
+    MAKER,
+    MAKER_MODEL,
+    Ids,
+    Source,
+    new_object,
+    own_elements,
+    placeholder_ids,
+    placeholder_source,
+    reference_to,
+    source_values,
+)
 from afire.report.detect_pictures import WARNING, heat_legend
 
 _SIDE = 512  # longest side of the picture, at least
 _NARROWEST = 420  # of the page: the warning must be legible
 _MOST_TEXT = 1024  # of a DICOM short text, in which the derivation is told
 
+_CONTENT_DATE, _CONTENT_TIME = 0x00080023, 0x00080033
+_REFERRED = ("film", "class")  # how a capture names its film
+
 Bytes = NDArray[np.uint8]
+
+
+def capture_file(source: Source, finding: Finding, page: Bytes, ids: Ids, patient: Elements) -> bytes:
+    """``page`` (H, W, 3) as a DICOM file; ``patient`` has the tags of patient, study and body part."""
+    own = own_elements(ids)
+    own |= elements(
+        DerivationDescription=("ST", text(finding.derivation[:_MOST_TEXT])),
+        DateOfSecondaryCapture=("DA", own[_CONTENT_DATE][8:]),
+        TimeOfSecondaryCapture=("TM", own[_CONTENT_TIME][8:]),
+        Rows=("US", pack("<H", page.shape[0])),
+        Columns=("US", pack("<H", page.shape[1])),
+        PixelData=("OB", page.tobytes()),
+    )
+    values = source_values(source)
+    mould = _mould(ids["series_number"], ids["series_description"])
+    return mould.fill({name: values[name] for name in _REFERRED}, own | patient)
+
+
+@lru_cache(maxsize=4)
+def _mould(number: int, description: str) -> Mould:
+    source = placeholder_source()
+    places = source_values(source)
+    made = secondary_capture(source, Finding.none(), np.zeros((2, 2, 3), np.uint8), placeholder_ids(number, description))
+    return Mould(made, {name: places[name] for name in _REFERRED})
 
 
 def secondary_capture(source: Source, finding: Finding, page: Bytes, ids: Ids) -> Dataset:
