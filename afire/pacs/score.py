@@ -68,22 +68,21 @@ class Scorer:
                     self.score([name])
 
     def _score_together(self, names: Sequence[FilmName]) -> None:
-        def hand_over(drawing: Drawing) -> Drawn:
+        made: dict[FilmName, dict[str, bytes]] = {}
+
+        def make(drawing: Drawing) -> Drawn:
             name = names[drawing.film.number]
             if drawing.result.status == OUT_OF_DOMAIN:
                 self._journal.note("out of domain", name.film, reason="; ".join(drawing.result.objections))
             try:
-                objects = self._maker(drawing)
+                made[name] = {str(kind): data for kind, data in self._maker(drawing).items()}
             except UserError:
                 self._spool.fail_film(name, "its tags cannot be copied into a result")
-            else:
-                self._spool.commit(name, {str(kind): data for kind, data in objects.items()})
             return Drawn({})
 
         jobs = [(number, str(self._spool.film(name))) for number, name in enumerate(names)]
-        results = score_batch(
-            self._detector, self._spool.root, jobs, draw=hand_over, looking=self._looking, restore=False
-        )
+        results = score_batch(self._detector, self._spool.root, jobs, draw=make, looking=self._looking, restore=False)
+        self._spool.commit(made)
         for result in results:
             if result.status == UNREADABLE:
                 self._spool.fail_film(names[result.number], "; ".join(result.objections))

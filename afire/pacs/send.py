@@ -8,6 +8,7 @@ receiver refuses goes to ``failed``.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -28,6 +29,7 @@ from pydicom.uid import (
     SegmentationStorage,
 )
 from pynetdicom import AE, _config
+from requests.adapters import HTTPAdapter
 
 from afire.data.film import quiet_readers
 from afire.pacs.addresses import Destination
@@ -42,6 +44,7 @@ _CLASSES = (
 _TIMEOUT = 30.0
 _IDLE_SECONDS = 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+_TOGETHER = 8  # films whose results are sent in one go
 _ONE_REQUEST = 2**31  # bytes: never in chunks, of which some servers forget the first
 # Of the receiver's answers these are about the data; all others may be different tomorrow.
 _REFUSALS = (
@@ -71,8 +74,8 @@ class Answer:
 class Sender(Protocol):
     """A way to a receiver."""
 
-    def send(self, path: Path) -> Answer:
-        """Send the DICOM file at ``path``."""
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        """Send DICOM files: an answer for each, in their order. After one that may pass, the rest may not be tried."""
 
     def rest(self) -> None:
         """There is nothing to send for now."""
@@ -85,29 +88,58 @@ def open_sender(destination: Destination, title: str, credentials: Credentials) 
     return DimseSender(destination, title, credentials.context() if destination.tls else None)
 
 
+class _FileClient(DICOMwebClient):  # type: ignore[misc]
+    """Stores files as they are: the client's own way reads and writes each of them once more."""
+
+    def store_files(self, files: Sequence[bytes]) -> Dataset:
+        stored: Dataset = self._http_post_multipart_application_dicom(f"{self.base_url}/studies", files)
+        return stored
+
+
+class _CertifiedAdapter(HTTPAdapter):
+    """Shows our certificate, whose key may need a password."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        super().__init__()
+
+    def init_poolmanager(self, *words: Any, **named: Any) -> None:
+        super().init_poolmanager(*words, **named, ssl_context=self._context)
+
+
 class WebSender:
-    """DICOMweb: one request for each object."""
+    """DICOMweb: one request for all objects that are sent together."""
 
     def __init__(self, url: str, credentials: Credentials) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxy and no password from somewhere else
         session.verify = str(credentials.ca) if credentials.ca else True
+        session.headers["Accept"] = "application/dicom+json"
         if credentials.user:
             session.auth = (credentials.user, credentials.password)
-        self._client = DICOMwebClient(url, session=session, chunk_size=_ONE_REQUEST, timeout=_TIMEOUT)
+        if url.startswith("https:"):
+            session.mount("https://", _CertifiedAdapter(credentials.context()))
+        self._client = _FileClient(url, session=session, chunk_size=_ONE_REQUEST, timeout=_TIMEOUT)
         self._client.set_http_retry_params(retry=False)  # it would wait inside, unseen
 
-    def send(self, path: Path) -> Answer:
-        made = pydicom.dcmread(path)
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        together = self._store(paths)
+        if len(paths) == 1 or together.outcome is not Outcome.REFUSED:
+            return [together] * len(paths)
+        return [self._store([path]) for path in paths]  # which of them it was: each gets an answer of its own
+
+    def _store(self, paths: Sequence[Path]) -> Answer:
+        """All, or the reason why not all."""
         try:
-            stored = self._client.store_instances([made])
+            stored = self._client.store_files([path.read_bytes() for path in paths])
         except requests.HTTPError as error:
             status = error.response.status_code
             return Answer(Outcome.REFUSED if status in _REFUSALS else Outcome.LATER, f"HTTP {status}")
         except requests.RequestException as error:
             return Answer(Outcome.LATER, type(error).__name__)
-        failed = stored.get("FailedSOPSequence")
-        return _answer_to(int(failed[0].get("FailureReason", 0xC000))) if failed else Answer(Outcome.STORED)
+        failed = [_answer_to(int(one.get("FailureReason", 0xC000))) for one in stored.get("FailedSOPSequence") or []]
+        by_weight = sorted(failed, key=lambda answer: (Outcome.REFUSED, Outcome.LATER, Outcome.STORED).index(answer.outcome))
+        return by_weight[0] if by_weight else Answer(Outcome.STORED)
 
     def rest(self) -> None:
         pass
@@ -126,7 +158,15 @@ class DimseSender:
             self._ae.add_requested_context(kind, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
         self._association: Any = None
 
-    def send(self, path: Path) -> Answer:
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        answers: list[Answer] = []
+        for path in paths:
+            answers.append(self._store(path))
+            if answers[-1].outcome is Outcome.LATER:
+                break
+        return answers + [answers[-1]] * (len(paths) - len(answers))
+
+    def _store(self, path: Path) -> Answer:
         association = self._associate()
         if association is None:
             return Answer(Outcome.LATER, "no association")
@@ -173,30 +213,44 @@ class Courier:
     def run(self, stop: Event) -> None:
         """Send what there is, and wait for more."""
         while not stop.is_set():
-            result = self._spool.next_result(_IDLE_SECONDS)
-            if result is None:
+            results = self._spool.next_results(_TOGETHER, _IDLE_SECONDS)
+            left = self._deliver(results)
+            if left:
+                self._spool.send_later(left)
+            if left or not results:
                 self._sender.rest()
-            elif not self._deliver(result):
-                self._spool.send_later(result)
-                self._sender.rest()
+            if left:
                 stop.wait(self._wait())
         self._sender.rest()
 
-    def _deliver(self, result: ResultName) -> bool:
-        """Whether nothing of these results is left to send; counts failures in a row otherwise."""
-        for kind, path in self._spool.objects(result).items():
-            with quiet_readers():
-                answer = self._sender.send(path)
+    def _deliver(self, results: Sequence[ResultName]) -> list[ResultName]:
+        """Send the objects of several films together; the results of which something is left to send. Counts failures
+        in a row."""
+        objects = [(result, kind, path) for result in results for kind, path in self._spool.objects(result).items()]
+        if not objects:
+            return []
+        with quiet_readers():
+            answers = self._sender.send([path for _, _, path in objects])
+        told: dict[ResultName, dict[str, Answer]] = {}
+        for (result, kind, _), answer in zip(objects, answers, strict=True):
+            told.setdefault(result, {})[kind] = answer
+        left = [result for result, kinds in told.items() if not self._settle(result, kinds)]
+        self._failures = self._failures + 1 if left else 0
+        return left
+
+    def _settle(self, result: ResultName, answers: Mapping[str, Answer]) -> bool:
+        """Do what the receiver's answers ask for; whether nothing of these results is left to send."""
+        refused = [f"{kind}: {answer.reason}" for kind, answer in answers.items() if answer.outcome is Outcome.REFUSED]
+        stored = [kind for kind, answer in answers.items() if answer.outcome is Outcome.STORED]
+        if stored:
+            self._spool.acknowledge(result, stored)
+        if refused:
+            self._spool.fail_result(result, "; ".join(refused))
+            return True
+        for kind, answer in answers.items():
             if answer.outcome is Outcome.LATER:
-                self._failures += 1
                 self._journal.note("not sent", result.name.film, kind=kind, reason=answer.reason)
-                return False
-            self._failures = 0
-            if answer.outcome is Outcome.REFUSED:
-                self._spool.fail_result(result, f"{kind}: {answer.reason}")
-                return True
-            self._spool.acknowledge(result, kind)
-        return True
+        return len(stored) == len(answers)
 
     def _wait(self) -> float:
         """Seconds until the next attempt: twice as long each time, up to a limit."""

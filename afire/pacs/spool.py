@@ -78,6 +78,35 @@ def _nobody(event: str, film: str, *, reason: str = "", kind: str = "") -> None:
     pass
 
 
+class SharedSync:
+    """Syncs a folder for all who ask meanwhile: whoever comes while one is under way waits for the next, together."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._turn = Condition()
+        self._begun = self._finished = 0  # numbers of the last sync that began, and of the last that went well
+        self._is_running = False
+
+    def __call__(self) -> None:
+        """When this returns, what was renamed in the folder before the call is safe."""
+        with self._turn:
+            wanted = self._begun + 1
+            self._turn.wait_for(lambda: not self._is_running or self._finished >= wanted)
+            if self._finished >= wanted:
+                return
+            self._is_running, self._begun = True, self._begun + 1
+            number = self._begun
+        went_well = False
+        try:
+            _sync(self._folder)
+            went_well = True
+        finally:
+            with self._turn:
+                self._is_running = False
+                self._finished = number if went_well else self._finished
+                self._turn.notify_all()
+
+
 class Spool:
     """The folders of one service, which must be their only writer. Threads may share it.
 
@@ -90,6 +119,7 @@ class Spool:
         self._to_score: deque[FilmName] = deque()
         self._to_send: deque[ResultName] = deque()
         self._pixels: dict[str, str] = {}  # of every film outside of done, by FILM
+        self._synced = SharedSync(root / INCOMING)
         self._recover()
 
     # Receiving
@@ -102,11 +132,17 @@ class Spool:
                 receipt = self._place(part, name)
         finally:
             part.unlink(missing_ok=True)
+        try:
+            self._synced()  # of two deliveries at once, the second must not be told so before it is true of the first
+        finally:
+            if receipt is Receipt.NEW:  # in any case: it is there
+                with self._changed:
+                    self._to_score.append(name)
+                    self._changed.notify_all()
         self._observe(receipt.value, name.film)
         return receipt
 
     def _place(self, part: Path, name: FilmName) -> Receipt:
-        """Under the lock until it is durable: of two deliveries at once, the second must not be told so before."""
         record = self._record(name.film)
         pixels = self._pixels.get(name.film) or record.get("pixels")
         if pixels is not None and pixels != name.pixels:
@@ -114,10 +150,8 @@ class Spool:
             return Receipt.QUARANTINED
         if self._is_under_way(name) or self.recipe in record.get("recipes", {}):
             return Receipt.DUPLICATE
-        _move(part, self._film(name))
+        part.rename(self._film(name))
         self._pixels[name.film] = name.pixels
-        self._to_score.append(name)
-        self._changed.notify_all()
         return Receipt.NEW
 
     def _is_under_way(self, name: FilmName) -> bool:
@@ -147,19 +181,34 @@ class Spool:
         """Whether a film has still to be scored."""
         return self._film(name).exists()
 
-    def commit(self, name: FilmName, objects: Mapping[str, bytes]) -> None:
-        """Take the results of a film, kind -> bytes of a DICOM file, all or none; the film is removed."""
-        result = ResultName(name, self.recipe)
-        part = self.root / SCORED / f"{_UNFINISHED}{result}"
+    def commit(self, results: Mapping[FilmName, Mapping[str, bytes]]) -> None:
+        """Take the results of films, kind -> bytes of a DICOM file, of each film all or none; the films are removed.
+
+        All are written before any is synced, so that the disk takes them together.
+        """
+        parts = {ResultName(name, self.recipe): self._write_results(name, made) for name, made in results.items()}
+        for part in parts.values():
+            for file in part.iterdir():
+                _sync(file)
+            _sync(part)
+        for result, part in parts.items():
+            shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
+            part.rename(self.root / SCORED / str(result))
+        _sync(self.root / SCORED)
+        for result in parts:
+            self._observe("scored", result.name.film)
+            self._clear_film(result)
+
+    def _write_results(self, name: FilmName, objects: Mapping[str, bytes]) -> Path:
+        """Into a folder that no start takes for results."""
+        part = self.root / SCORED / f"{_UNFINISHED}{ResultName(name, self.recipe)}"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         for kind, data in objects.items():
-            _write_durably(part / f"{kind}{_SUFFIX}", data)
-        _sync_folder(part)
-        shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
-        _move(part, self.root / SCORED / str(result))
-        self._observe("scored", name.film)
-        self._clear_film(result)
+            path = part / f"{kind}{_SUFFIX}"
+            with names_path(path):
+                path.write_bytes(data)
+        return part
 
     def _clear_film(self, result: ResultName) -> None:
         """The film goes before its results move on: in outgoing there is nothing left of it."""
@@ -180,32 +229,33 @@ class Spool:
         folder = self.root / FAILED / str(name)
         folder.mkdir(exist_ok=True)
         write_json(folder / REASON, {"reason": reason})
-        _sync_folder(self.root / FAILED)
+        _sync(self.root / FAILED)
         _move(self._film(name), folder / FILM_FILE)
         self._observe("failed", name.film, reason=reason)
 
     # Sending
 
-    def next_result(self, seconds: float) -> ResultName | None:
-        """Results to send, those that wait longest first; none after ``seconds``."""
+    def next_results(self, most: int, seconds: float) -> list[ResultName]:
+        """Results to send, those that wait longest first, at most ``most``; none after ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._to_send), seconds)
-            return self._to_send.popleft() if self._to_send else None
+            return [self._to_send.popleft() for _ in range(min(most, len(self._to_send)))]
 
-    def send_later(self, result: ResultName) -> None:
+    def send_later(self, results: Iterable[ResultName]) -> None:
         """Behind the others: one that the receiver stumbles over does not keep them back."""
         with self._changed:
-            self._to_send.append(result)
+            self._to_send.extend(results)
 
     def objects(self, result: ResultName) -> dict[str, Path]:
         """What is left to send of a film's results: kind -> file."""
         return {path.stem: path for path in sorted((self.root / OUTGOING / str(result)).glob(f"*{_SUFFIX}"))}
 
-    def acknowledge(self, result: ResultName, kind: str) -> None:
-        """The receiver has an object. With the last one, nothing is left but the record that it was delivered."""
+    def acknowledge(self, result: ResultName, kinds: Iterable[str]) -> None:
+        """The receiver has these objects. With the last one, nothing is left but the record that it was delivered."""
         folder = self.root / OUTGOING / str(result)
-        (folder / f"{kind}{_SUFFIX}").unlink(missing_ok=True)
-        self._observe("sent", result.name.film, kind=kind)
+        for kind in kinds:
+            (folder / f"{kind}{_SUFFIX}").unlink(missing_ok=True)
+            self._observe("sent", result.name.film, kind=kind)
         if not self.objects(result):
             self._finish(result)
 
@@ -261,7 +311,7 @@ class Spool:
             remove_unfinished(self.root / state)
         for folder in (self.root / DONE).iterdir():
             remove_unfinished(folder)
-        _sync_folder(self.root)
+        _sync(self.root)
         for folder in _oldest_first(self.root / SCORED):
             self._clear_film(_result_name(folder))
         for folder in _oldest_first(self.root / OUTGOING):
@@ -329,18 +379,11 @@ def _count(folder: Path) -> int:
         return sum(not entry.name.startswith(_UNFINISHED) for entry in entries)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    with names_path(path), path.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def _move(source: Path, target: Path) -> None:
     """Rename so that a power cut does not undo it."""
     source.rename(target)
     for folder in {source.parent, target.parent}:
-        _sync_folder(folder)
+        _sync(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -352,8 +395,9 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(gone)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """A file or the names in a folder, so that a power cut does not undo them."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

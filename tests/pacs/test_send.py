@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def web() -> Iterator[Web]:
 def test_an_object_is_posted_once_and_whole(web: Web, tmp_path: Path) -> None:
     sender = open_sender(parse_destination(f"dicomweb:{web.url}"), "AFIRE", Credentials("reader", "s3cret"))
     big = film(tmp_path / "film.dcm", PixelData=bytes(3_000_000))
-    assert sender.send(big) == Answer(Outcome.STORED)
+    assert sender.send([big]) == [Answer(Outcome.STORED)]
     [(path, authorization, body)] = web.requests
     assert path == "/dicom-web/studies" and authorization.startswith("Basic ") and len(body) > 3_000_000
 
@@ -73,7 +73,7 @@ def test_an_object_is_posted_once_and_whole(web: Web, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_answers_of_a_web_server(web: Web, tmp_path: Path, status: int, outcome: str) -> None:
     web.status = status
-    assert WebSender(web.url, Credentials()).send(film(tmp_path / "film.dcm")).outcome.value == outcome
+    assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])[0].outcome.value == outcome
     assert len(web.requests) == 1, "no hidden second attempt"
 
 
@@ -82,16 +82,16 @@ def test_a_request_that_went_well_with_an_object_that_did_not(
     web: Web, tmp_path: Path, reason: int, outcome: str
 ) -> None:
     web.body = {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}}]}}
-    assert WebSender(web.url, Credentials()).send(film(tmp_path / "film.dcm")).outcome.value == outcome
+    assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])[0].outcome.value == outcome
 
 
 def test_nobody_there(tmp_path: Path, web: Web, pacs: Pacs) -> None:
     web.close()
     pacs.stop()
     sent = film(tmp_path / "film.dcm")
-    assert WebSender(web.url, Credentials()).send(sent).outcome is Outcome.LATER
+    assert WebSender(web.url, Credentials()).send([sent])[0].outcome is Outcome.LATER
     destination = parse_destination(f"dimse:PACS@{LOOPBACK}:{pacs.port}")
-    assert DimseSender(destination, "AFIRE", None).send(sent).outcome is Outcome.LATER
+    assert DimseSender(destination, "AFIRE", None).send([sent])[0].outcome is Outcome.LATER
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,13 @@ class Stubborn:
     def __init__(self, away: int) -> None:
         self.away, self.sent = away, []  # type: ignore[var-annotated]
 
-    def send(self, path: Path) -> Answer:
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
         if self.away:
             self.away -= 1
-            return Answer(Outcome.LATER, "HTTP 503")
-        self.sent.append(path.read_bytes())
-        return Answer(Outcome.REFUSED if path.read_bytes() == b"bad" else Outcome.STORED, "HTTP 409")
+            return [Answer(Outcome.LATER, "HTTP 503")] * len(paths)
+        contents = [path.read_bytes() for path in paths]
+        self.sent += contents
+        return [Answer(Outcome.REFUSED if data == b"bad" else Outcome.STORED, "HTTP 409") for data in contents]
 
     def rest(self) -> None:
         pass
@@ -134,7 +135,7 @@ def test_the_courier_keeps_going(tmp_path: Path) -> None:
     for number, data in enumerate((b"good", b"bad", b"fine")):
         name = FilmName(f"{number:04x}", "11")
         spool.receive(name, b"film")
-        spool.commit(name, {"sr": data})
+        spool.commit({name: {"sr": data}})
     courier = Courier(spool, receiver, Journal(tmp_path / "audit.jsonl"), first_wait=0.001)
     thread = threading.Thread(target=courier.run, args=(stop,))
     thread.start()
@@ -142,4 +143,4 @@ def test_the_courier_keeps_going(tmp_path: Path) -> None:
     stop.set()
     thread.join()
     assert sorted(receiver.sent) == [b"bad", b"fine", b"good"] and spool.counts()["failed"] == 1
-    assert (tmp_path / "audit.jsonl").read_text().count('"not sent"') == 3
+    assert (tmp_path / "audit.jsonl").read_text().count('"not sent"') == 9, "three times, of three films"
