@@ -72,6 +72,13 @@ def _tag(keyword: str) -> tuple[int, bytes]:
     return int(tag), pack("<HH", tag.group, tag.element)
 
 
+def encapsulated(frame: bytes) -> bytes:
+    """The element of pixels that are one compressed frame."""
+    item = pack("<HHI", 0xFFFE, 0xE000, len(frame) + len(frame) % 2) + frame + bytes(len(frame) % 2)
+    no_table, end = pack("<HHI", 0xFFFE, 0xE000, 0), pack("<HHI", 0xFFFE, 0xE0DD, 0)
+    return pack("<HH2sHI", 0x7FE0, 0x0010, b"OB", 0, 0xFFFFFFFF) + no_table + item + end
+
+
 def _with_length(kind: bytes, value: bytes) -> bytes:
     """VR, length and value, which is padded to an even length."""
     if len(value) % 2:

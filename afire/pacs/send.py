@@ -25,6 +25,7 @@ from pydicom.uid import (
     ExplicitVRLittleEndian,
     GrayscaleSoftcopyPresentationStateStorage,
     ImplicitVRLittleEndian,
+    JPEGBaseline8Bit,
     SecondaryCaptureImageStorage,
     SegmentationStorage,
 )
@@ -156,6 +157,7 @@ class DimseSender:
         self._ae.connection_timeout = _TIMEOUT
         for kind in _CLASSES:
             self._ae.add_requested_context(kind, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+        self._ae.add_requested_context(SecondaryCaptureImageStorage, JPEGBaseline8Bit)
         self._association: Any = None
 
     def send(self, paths: Sequence[Path]) -> list[Answer]:
@@ -171,8 +173,12 @@ class DimseSender:
         if association is None:
             return Answer(Outcome.LATER, "no association")
         made = pydicom.dcmread(path)
-        if not any(context.abstract_syntax == made.SOPClassUID for context in association.accepted_contexts):
+        accepted = [one for one in association.accepted_contexts if one.abstract_syntax == made.SOPClassUID]
+        if not accepted:
             return Answer(Outcome.REFUSED, "no presentation context for this kind of object")
+        syntax = made.file_meta.TransferSyntaxUID
+        if syntax.is_compressed and not any(syntax in one.transfer_syntax for one in accepted):
+            made.decompress(generate_instance_uid=False)  # the receiver takes plain pixels only
         try:
             status: Dataset = association.send_c_store(made)
         except (RuntimeError, ValueError):  # the association was lost meanwhile, or the syntax is not accepted

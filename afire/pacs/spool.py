@@ -19,13 +19,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from pathlib import Path
-from threading import Condition
+from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
@@ -36,6 +37,8 @@ STATES = (INCOMING, SCORED, OUTGOING, DONE, FAILED, QUARANTINE)
 REASON, FILM_FILE = "reason.json", "film.dcm"
 _UNFINISHED = ".part-"  # what `remove_unfinished` removes
 _SUFFIX = ".dcm"
+_FEW = 4  # films: so many are worth a network's look
+_PAUSE, _LONGEST_PAUSE = 0.02, 0.1  # seconds: after the last film, and in all
 
 
 class Receipt(Enum):
@@ -115,7 +118,8 @@ class Spool:
 
     def __init__(self, root: Path, recipe: str, observe: Observe = _nobody) -> None:
         self.root, self.recipe, self._observe = root, recipe, observe
-        self._changed = Condition()
+        self._lock = RLock()
+        self._to_be_scored, self._to_be_sent = Condition(self._lock), Condition(self._lock)
         self._to_score: deque[FilmName] = deque()
         self._to_send: deque[ResultName] = deque()
         self._pixels: dict[str, str] = {}  # of every film outside of done, by FILM
@@ -128,7 +132,7 @@ class Spool:
         """Keep a film. When this returns, a power cut changes nothing about it."""
         part = self._write_part(self.root / INCOMING, data)
         try:
-            with self._changed:
+            with self._lock:
                 receipt = self._place(part, name)
         finally:
             part.unlink(missing_ok=True)
@@ -136,9 +140,9 @@ class Spool:
             self._synced()  # of two deliveries at once, the second must not be told so before it is true of the first
         finally:
             if receipt is Receipt.NEW:  # in any case: it is there
-                with self._changed:
+                with self._lock:
                     self._to_score.append(name)
-                    self._changed.notify_all()
+                    self._to_be_scored.notify_all()
         self._observe(receipt.value, name.film)
         return receipt
 
@@ -161,17 +165,25 @@ class Spool:
     # Scoring
 
     def claim(self, most: int, share: int, seconds: float) -> list[FilmName]:
-        """Films to score, at most ``most`` and one of ``share`` parts of those that wait; none after ``seconds``."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._to_score), seconds)
+        """Films to score, at most ``most`` and one of ``share`` parts of those that wait; none after ``seconds``.
+
+        Films that are few wait for others for a moment, if they follow each other closely: networks look at several
+        in little more time than at one.
+        """
+        with self._lock:
+            self._to_be_scored.wait_for(lambda: bool(self._to_score), seconds)
+            enough, deadline = min(most, _FEW) * share, time.monotonic() + _LONGEST_PAUSE
+            while 0 < len(self._to_score) < enough and time.monotonic() < deadline:
+                if not self._to_be_scored.wait(_PAUSE):
+                    break
             count = min(most, -(-len(self._to_score) // share))
             return [self._to_score.popleft() for _ in range(count)]
 
     def put_back(self, names: Iterable[FilmName]) -> None:
         """Films that were claimed and could not be scored now."""
-        with self._changed:
+        with self._lock:
             self._to_score.extendleft(names)
-            self._changed.notify_all()
+            self._to_be_scored.notify_all()
 
     def film(self, name: FilmName) -> Path:
         """Where a film that waits to be scored is, relative to :attr:`root`."""
@@ -220,9 +232,9 @@ class Spool:
         else:
             source.rename(target)
         self._observe("outgoing", result.name.film)
-        with self._changed:
+        with self._lock:
             self._to_send.append(result)
-            self._changed.notify_all()
+            self._to_be_sent.notify()
 
     def fail_film(self, name: FilmName, reason: str) -> None:
         """A film that cannot be scored, whoever tries: kept for a person to look at."""
@@ -237,13 +249,13 @@ class Spool:
 
     def next_results(self, most: int, seconds: float) -> list[ResultName]:
         """Results to send, those that wait longest first, at most ``most``; none after ``seconds``."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._to_send), seconds)
+        with self._lock:
+            self._to_be_sent.wait_for(lambda: bool(self._to_send), seconds)
             return [self._to_send.popleft() for _ in range(min(most, len(self._to_send)))]
 
     def send_later(self, results: Iterable[ResultName]) -> None:
         """Behind the others: one that the receiver stumbles over does not keep them back."""
-        with self._changed:
+        with self._lock:
             self._to_send.extend(results)
 
     def objects(self, result: ResultName) -> dict[str, Path]:
@@ -265,7 +277,7 @@ class Spool:
         for stale in (self.root / FAILED).glob(f"{result.name}*"):
             _remove(stale)
         _remove(self.root / OUTGOING / str(result))
-        with self._changed:
+        with self._lock:
             if not self._film(result.name).exists():  # or it came again, for another recipe
                 self._pixels.pop(result.name.film, None)
         self._observe("done", result.name.film)
@@ -321,13 +333,14 @@ class Spool:
 
     def _queue(self) -> None:
         """Line up what the folders hold."""
-        with self._changed:
+        with self._lock:
             self._to_score = deque(_film_name(path.stem) for path in _oldest_first(self.root / INCOMING))
             self._to_send = deque(_result_name(path) for path in _oldest_first(self.root / OUTGOING))
             known = [*self._to_score, *(result.name for result in self._to_send)]
             known += [_film_name(path.name) for path in (self.root / FAILED).iterdir()]
             self._pixels = {name.film: name.pixels for name in known}
-            self._changed.notify_all()
+            self._to_be_scored.notify_all()
+            self._to_be_sent.notify_all()
 
     # Files
 

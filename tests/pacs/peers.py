@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class Pacs:
         self.attempts = 0
         self._lock = threading.Lock()
         self._ae = AE(ae_title="PACS")
-        self._ae.supported_contexts = StoragePresentationContexts
+        self._ae.supported_contexts = [deepcopy(one) for one in StoragePresentationContexts]
         self._server: Any = None
         self.port = 0
 
@@ -46,6 +47,10 @@ class Pacs:
         self._server = self._ae.start_server((LOOPBACK, self.port), block=False, evt_handlers=handlers)
         self.port = self._server.socket.getsockname()[1]
         return self
+
+    def take(self, kind: str, syntax: str) -> None:
+        """Of another transfer syntax too."""
+        self._ae.add_supported_context(kind, syntax)
 
     def stop(self) -> None:
         if self._server is not None:

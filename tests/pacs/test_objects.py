@@ -95,7 +95,7 @@ def test_the_capture_shows_film_scale_and_warning(tmp_path: Path) -> None:
     assert capture.SourceImageSequence[0].ReferencedSOPInstanceUID == instance(0)
     page = capture.pixel_array
     assert page.shape[0] > 512 and page.shape[2] == 3
-    assert (page[-80:] == 255).all(axis=2).any(), "white letters below the film"
+    assert (page[-80:] > 250).all(axis=2).any(), "white letters below the film"
     (tmp_path / "capture.dcm").write_bytes(maker(("sc",))(drawing(tmp_path / "film.dcm"))["sc"])
     assert read_film(tmp_path / "capture.dcm")[1].colour, "our reader takes it for what it is"
 
@@ -146,7 +146,7 @@ def test_a_film_out_of_domain_has_a_reason_and_no_number(tmp_path: Path) -> None
     assert not any("score," in name or "Share" in name for name in said), "no measurement"
     assert b"NUM" not in maker(("sr",))(drawing(tmp_path / "film.dcm", None, "x"))["sr"]
     assert "out of domain" in made["sc"].DerivationDescription and "score 9" not in made["sc"].DerivationDescription
-    assert (made["sc"].pixel_array[-80:] == 255).all(axis=2).any()
+    assert (made["sc"].pixel_array[-80:] > 250).all(axis=2).any()
 
 
 def test_the_segmentation_is_the_region_that_the_overlay_colours(tmp_path: Path) -> None:

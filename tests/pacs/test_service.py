@@ -21,6 +21,7 @@ from pydicom.uid import (
     CTImageStorage,
     ExplicitVRBigEndian,
     ImplicitVRLittleEndian,
+    JPEGBaseline8Bit,
     RLELossless,
     SecondaryCaptureImageStorage,
 )
@@ -63,6 +64,21 @@ def test_a_film_comes_back_as_capture_and_report(
     assert identifying(tmp_path / "spool", instance(0)) == [], "after delivery"
     events = [json.loads(line)["event"] for line in (tmp_path / "spool/audit.jsonl").read_text().splitlines()]
     assert events.count("sent") == 2 and events[0] == "started" and events[-1] == "stopped"
+
+
+@pytest.mark.parametrize("takes_jpeg", [False, True])
+def test_a_capture_is_sent_as_the_receiver_takes_it(
+    start_service: StartService, pacs: Pacs, model: Path, takes_jpeg: bool
+) -> None:
+    if takes_jpeg:
+        pacs.take(SecondaryCaptureImageStorage, JPEGBaseline8Bit)
+    service = start_service(kinds=("sc",))
+    assert store(service.port, dataset(0)) == [0]
+    wait_for(lambda: is_idle(service) and len(pacs.kept) == 1)
+    [capture] = pacs.kept
+    assert str(capture.SOPInstanceUID) in expected(model, [0]), "whatever became of its pixels"
+    assert capture.PhotometricInterpretation == ("YBR_FULL_422" if takes_jpeg else "RGB")
+    assert capture.LossyImageCompression == "01", "what was lost stays lost"
 
 
 def test_the_same_film_again_changes_nothing(start_service: StartService, pacs: Pacs) -> None:
