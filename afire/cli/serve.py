@@ -29,6 +29,9 @@ def serve(
     health_port: Annotated[
         int | None, typer.Option("--health-port", help="Port for /healthz, /readyz, /metrics.", min=0, max=65535)
     ] = None,
+    live: Annotated[
+        int, typer.Option("--live", help="Films of the live list at --health-port, on loopback; 0 is no list.", min=0)
+    ] = 200,
     health_bind: Annotated[str, typer.Option("--health-bind", help="Address of --health-port.")] = "127.0.0.1",
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", help="Our certificate (PEM): films by TLS only.")
@@ -96,6 +99,7 @@ def serve(
         ),
         kinds=parse_kinds(objects, "--objects"),
         health=(health_bind, health_port) if health_port is not None else None,
+        live=live,
         batch=batch,
         workers=workers,
         drain_seconds=drain,

@@ -46,6 +46,22 @@ class NormalAtlas:
         """What may be given away: the average alone."""
         return NormalAtlas(self.films, self.mean, self.places)
 
+    @property
+    def patch_side(self) -> int:
+        """Pixels of the film from which patches are cut."""
+        return self.places * PATCH // 2
+
+    def closest(self, film_SS: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+        """Of a square film in [0, 1], which of the kept patches are most like it at each place, closest first:
+        (G, G, count).
+
+        By the mean squared difference of grey values, as people would lay one piece over another.
+        """
+        assert self.patches is not None
+        here = cut_patches(torch.from_numpy(film_SS)[None, None], self.places)[0].numpy().astype(np.float32)
+        distances = np.square(self.patches.astype(np.float32) - here[:, :, None]).mean(axis=(3, 4))
+        return np.argsort(distances, axis=2, kind="stable")[:, :, :count]
+
     def save(self, folder: Path) -> None:
         """Write it into a detector's folder."""
         facts = {"films": np.array(self.films), "places": np.array(self.places)}

@@ -18,7 +18,7 @@ from pydicom.uid import JPEGBaseline8Bit, SecondaryCaptureImageStorage
 from afire._version import __version__
 from afire.detect.base import HeatScale
 from afire.pacs.findings import Finding
-from afire.pacs.mould import Elements, Mould, elements, encapsulated, text
+from afire.pacs.mould import Elements, Mould, ascii_text, elements, encapsulated
 from afire.pacs.source import (
     MAKER,
     MAKER_MODEL,
@@ -46,7 +46,7 @@ def capture_file(source: Source, finding: Finding, page: Image.Image, ids: Ids, 
     """``page`` as a DICOM file; ``patient`` has the tags of patient, study and body part."""
     own, pixels = own_elements(ids), compressed(page)
     own |= elements(
-        DerivationDescription=("ST", text(finding.derivation[:_MOST_TEXT])),
+        DerivationDescription=("ST", ascii_text(finding.derivation[:_MOST_TEXT])),
         DateOfSecondaryCapture=("DA", own[_CONTENT_DATE][8:]),
         TimeOfSecondaryCapture=("TM", own[_CONTENT_TIME][8:]),
         Rows=("US", pack("<H", page.height)),

@@ -51,7 +51,7 @@ def _leave_lengths_open(sequence: DataElement) -> None:
                 _leave_lengths_open(one)
 
 
-def text(words: str) -> bytes:
+def ascii_text(words: str) -> bytes:
     """What every character set can write."""
     return words.encode("ascii", "replace")
 
@@ -149,4 +149,3 @@ def _header(data: bytes, at: int, length: int) -> tuple[int, bytes]:
         if start >= 0 and data[start + 2 : at] == size and (kind in _LONG) == (at - start == 8):
             return start, kind
     raise AssertionError("a placeholder is a part of another value")
-

@@ -25,7 +25,7 @@ from afire.detect.run import Draw, Drawing, Drawn
 from afire.errors import ImageError, UserError
 from afire.files import write_atomic
 from afire.pacs import require_packages, silence_libraries
-from afire.pacs.capture import capture_file, captioned
+from afire.pacs.capture import captioned, capture_file
 from afire.pacs.findings import Finding, Region
 from afire.pacs.mould import Elements, encode
 from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid

@@ -97,7 +97,7 @@ class _FileClient(DICOMwebClient):  # type: ignore[misc]
         return stored
 
 
-class _CertifiedAdapter(HTTPAdapter):
+class _CertifiedAdapter(HTTPAdapter):  # type: ignore[misc]
     """Shows our certificate, whose key may need a password."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -139,8 +139,8 @@ class WebSender:
         except requests.RequestException as error:
             return Answer(Outcome.LATER, type(error).__name__)
         failed = [_answer_to(int(one.get("FailureReason", 0xC000))) for one in stored.get("FailedSOPSequence") or []]
-        by_weight = sorted(failed, key=lambda answer: (Outcome.REFUSED, Outcome.LATER, Outcome.STORED).index(answer.outcome))
-        return by_weight[0] if by_weight else Answer(Outcome.STORED)
+        weights = [Outcome.STORED, Outcome.LATER, Outcome.REFUSED]
+        return max(failed, key=lambda answer: weights.index(answer.outcome), default=Answer(Outcome.STORED))
 
     def rest(self) -> None:
         pass

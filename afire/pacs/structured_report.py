@@ -44,7 +44,7 @@ from afire.detect.base import DISCLAIMER
 from afire.detect.findings import OUT_OF_DOMAIN as NOT_SCORED
 from afire.detect.findings import SCORED, FilmResult, Judgement
 from afire.pacs.findings import Finding, Region
-from afire.pacs.mould import Elements, Mould, text
+from afire.pacs.mould import Elements, Mould, ascii_text
 from afire.pacs.source import (
     MAKER,
     MAKER_MODEL,
@@ -106,10 +106,10 @@ def _values(source: Source, finding: Finding) -> dict[str, bytes]:
     values["tracked film"] = _tracking_uid(source, finding, "film").encode()
     numbers: dict[str, float] = {}
     if finding.judgement is None:
-        values["reason"] = text(finding.reason)
+        values["reason"] = ascii_text(finding.reason)
     else:
         assert finding.result.score is not None
-        values["region"] = text(finding.result.region)
+        values["region"] = ascii_text(finding.result.region)
         numbers = {"score": finding.result.score, "p": finding.judgement.p_value, "%": finding.judgement.percentile}
     if finding.region is not None:
         assert finding.result.region_sd is not None
@@ -198,7 +198,9 @@ def _region_group(source: Source, finding: Finding) -> PlanarROIMeasurementsAndQ
     return PlanarROIMeasurementsAndQualitativeEvaluations(
         tracking_identifier=_tracking(source, finding, "region"),
         referenced_region=ImageRegion(
-            "POLYLINE", _corners(source, finding.region), SourceImageForRegion(source.image.SOPClassUID, source.instance)
+            "POLYLINE",
+            _corners(source, finding.region),
+            SourceImageForRegion(source.image.SOPClassUID, source.instance),
         ),
         algorithm_id=_algorithm(finding),
         measurements=[Measurement(DEVIATION, finding.result.region_sd, _ONE)],
