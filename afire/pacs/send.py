@@ -220,7 +220,11 @@ class Courier:
         """Send what there is, and wait for more."""
         while not stop.is_set():
             results = self._spool.next_results(_TOGETHER, _IDLE_SECONDS)
-            left = self._deliver(results)
+            try:
+                left = self._deliver(results)
+            except OSError as error:  # a full disk: what was delivered cannot be recorded now
+                self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
+                self._failures, left = self._failures + 1, results
             if left:
                 self._spool.send_later(left)
             if left or not results:
@@ -232,7 +236,12 @@ class Courier:
     def _deliver(self, results: Sequence[ResultName]) -> list[ResultName]:
         """Send the objects of several films together; the results of which something is left to send. Counts failures
         in a row."""
-        objects = [(result, kind, path) for result in results for kind, path in self._spool.objects(result).items()]
+        objects = []
+        for result in results:
+            waiting = self._spool.objects(result)
+            objects += [(result, kind, path) for kind, path in waiting.items()]
+            if not waiting:  # all delivered, and not yet recorded
+                self._spool.acknowledge(result, ())
         if not objects:
             return []
         with quiet_readers():

@@ -198,11 +198,18 @@ class Spool:
 
         All are written before any is synced, so that the disk takes them together.
         """
-        parts = {ResultName(name, self.recipe): self._write_results(name, made) for name, made in results.items()}
-        for part in parts.values():
-            for file in part.iterdir():
-                _sync(file)
-            _sync(part)
+        parts = {ResultName(name, self.recipe): self._part(name) for name in results}
+        try:
+            for part, objects in zip(parts.values(), results.values(), strict=True):
+                _write_results(part, objects)
+            for part in parts.values():
+                for file in part.iterdir():
+                    _sync(file)
+                _sync(part)
+        except OSError:  # a full disk: what was written of them would keep it full
+            for part in parts.values():
+                shutil.rmtree(part, ignore_errors=True)
+            raise
         for result, part in parts.items():
             shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
             part.rename(self.root / SCORED / str(result))
@@ -211,16 +218,9 @@ class Spool:
             self._observe("scored", result.name.film)
             self._clear_film(result)
 
-    def _write_results(self, name: FilmName, objects: Mapping[str, bytes]) -> Path:
-        """Into a folder that no start takes for results."""
-        part = self.root / SCORED / f"{_UNFINISHED}{ResultName(name, self.recipe)}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        for kind, data in objects.items():
-            path = part / f"{kind}{_SUFFIX}"
-            with names_path(path):
-                path.write_bytes(data)
-        return part
+    def _part(self, name: FilmName) -> Path:
+        """A folder that no start takes for results."""
+        return self.root / SCORED / f"{_UNFINISHED}{ResultName(name, self.recipe)}"
 
     def _clear_film(self, result: ResultName) -> None:
         """The film goes before its results move on: in outgoing there is nothing left of it."""
@@ -372,6 +372,15 @@ class Spool:
         path.parent.mkdir(mode=0o700, exist_ok=True)
         recipes = {**self._record(result.name.film).get("recipes", {}), result.recipe: date.today().isoformat()}
         write_json(path, {"pixels": result.name.pixels, "recipes": recipes})
+
+
+def _write_results(folder: Path, objects: Mapping[str, bytes]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for kind, data in objects.items():
+        path = folder / f"{kind}{_SUFFIX}"
+        with names_path(path):
+            path.write_bytes(data)
 
 
 def _film_name(text: str) -> FilmName:
