@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,8 @@ LOOPBACK = "127.0.0.1"
 class Pacs:
     """A storage provider that keeps what it is sent, and answers as it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.kept: list[Dataset] = []
         self.answer: Callable[[Dataset], int] = lambda _: 0x0000
         self.attempts = 0
@@ -44,7 +46,9 @@ class Pacs:
 
     def start(self) -> Pacs:
         handlers = [(evt.EVT_C_STORE, self._store)]
-        self._server = self._ae.start_server((LOOPBACK, self.port), block=False, evt_handlers=handlers)
+        self._server = self._ae.start_server(
+            (LOOPBACK, self.port), block=False, ssl_context=self._tls, evt_handlers=handlers
+        )
         self.port = self._server.socket.getsockname()[1]
         return self
 

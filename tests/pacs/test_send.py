@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,23 +18,25 @@ from afire.pacs.journal import Journal
 from afire.pacs.secrecy import Credentials
 from afire.pacs.send import Answer, Courier, DimseSender, Outcome, WebSender, _answer_to, open_sender
 from afire.pacs.spool import FilmName, Spool
-from tests.pacs.films import film
+from tests.pacs.films import film, instance
 from tests.pacs.peers import LOOPBACK, Pacs, wait_for
 
 
 class Web:
     """A DICOMweb server that answers what it is told to and keeps the requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status, self.body, self.requests = 200, {}, []  # type: ignore[var-annotated]
+        self.refuses = b""  # requests that hold this
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
                 outer.requests.append((self.path, self.headers.get("Authorization"), self.rfile.read(length)))
+                refused = outer.refuses and outer.refuses in outer.requests[-1][2]
                 body = json.dumps(outer.body).encode()
-                self.send_response(outer.status)
+                self.send_response(409 if refused else outer.status)
                 self.send_header("Content-Type", "application/dicom+json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -43,7 +46,9 @@ class Web:
                 pass
 
         self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
-        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}/dicom-web"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://{LOOPBACK}:{self._server.server_address[1]}/dicom-web"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -83,6 +88,18 @@ def test_a_request_that_went_well_with_an_object_that_did_not(
 ) -> None:
     web.body = {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}}]}}
     assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])[0].outcome.value == outcome
+
+
+def test_objects_of_several_films_go_together_and_a_refusal_is_that_of_one(web: Web, tmp_path: Path) -> None:
+    paths = [film(tmp_path / f"{number}.dcm", number=number) for number in range(3)]
+    sender = WebSender(web.url, Credentials())
+    assert [answer.outcome for answer in sender.send(paths)] == [Outcome.STORED] * 3 and len(web.requests) == 1
+    assert web.requests[0][2].count(b"Content-Type: application/dicom") == 3
+    web.status = 503
+    assert [answer.outcome for answer in sender.send(paths)] == [Outcome.LATER] * 3 and len(web.requests) == 2
+    web.status, web.refuses = 200, instance(1).encode()
+    assert [answer.outcome.value for answer in sender.send(paths)] == ["stored", "refused", "stored"]
+    assert len(web.requests) == 2 + 1 + 3, "each once more, alone"
 
 
 def test_nobody_there(tmp_path: Path, web: Web, pacs: Pacs) -> None:
