@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.pacs.spool import FilmName, Receipt, ResultName, Spool
+from afire.pacs.spool import FilmName, Receipt, ResultName, SharedSync, Spool
 
 RECIPE = "aa11"
 FILMS = {FilmName("0a0a", "1111"): b"film a", FilmName("0b0b", "2222"): b"film b"}
@@ -233,3 +235,56 @@ def test_the_spool_is_private(tmp_path: Path) -> None:
     root = tmp_path / "spool"
     Spool(root, RECIPE).receive(A, b"film")
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in [root, *root.iterdir()])
+
+
+def test_one_sync_serves_all_who_ask_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, count = threading.Event(), threading.Event(), Counter[str]()
+
+    def slow(_: Path) -> None:
+        count["syncs"] += 1
+        begun.set()
+        may_end.wait(20)
+
+    monkeypatch.setattr("afire.pacs.spool._sync", slow)
+    shared = SharedSync(tmp_path)
+    threads = [threading.Thread(target=shared) for _ in range(6)]
+    threads[0].start()
+    begun.wait(20)
+    for thread in threads[1:]:  # their renames may be later than the sync that is under way
+        thread.start()
+    time.sleep(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join(20)
+    assert count["syncs"] == 2 and not any(thread.is_alive() for thread in threads)
+
+
+def test_who_waited_for_a_sync_that_failed_syncs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, answers = threading.Event(), threading.Event(), list[str]()
+
+    def failing_first(_: Path) -> None:
+        first = not begun.is_set()
+        begun.set()
+        may_end.wait(20)
+        if first:
+            raise OSError(28, "No space left on device")
+
+    def ask() -> None:
+        try:
+            shared()
+            answers.append("safe")
+        except OSError:
+            answers.append("full")
+
+    monkeypatch.setattr("afire.pacs.spool._sync", failing_first)
+    shared = SharedSync(tmp_path)
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    threads[0].start()
+    begun.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(answers) == ["full", "safe", "safe"]
