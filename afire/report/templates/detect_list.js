@@ -125,7 +125,7 @@ function fillRow(row, film, number) {
   row.element.setAttribute("aria-selected", String(film === chosen));
   row.name.textContent = row.name.title = film.file;
   row.words.textContent = row.words.title = [film.view, film.words].filter(Boolean).join(": ");
-  row.score.textContent = scored ? film.score.toFixed(2) : GROUPS[group];
+  row.score.textContent = scored ? scoreWords(film.score) : GROUPS[group];
   row.score.classList.toggle("badge", !scored);
   row.p.textContent = scored ? pValue(film.score).toFixed(4) : "";
   showMark(row.mark, film);

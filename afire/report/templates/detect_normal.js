@@ -2,7 +2,7 @@
 // film, as afire/detect/atlas.py cuts them. Without a pointer it is the most deviating place.
 const normalBoxSide = 2 / report.places; // of the square that the networks saw
 const meanFilm = picture(report.normal.mean), patchSheet = picture(report.normal.patches);
-const PATCH_SIDE = 76; // pixels on the screen
+const PATCH_SIDE = 64; // pixels on the screen: film, mean and four pieces fit beside each other
 const cards = [];
 
 // The film as the networks saw it is square; how a film's fractions become those of the square.

@@ -79,6 +79,7 @@ function groupOf(film) {
 
 const thousands = (count) => count.toLocaleString("en");
 const percent = (rate) => `${Number((100 * rate).toPrecision(3))} %`;
+const scoreWords = (score) => (Math.abs(score) < 10000 ? score.toFixed(2) : score.toExponential(1)); // fits its column
 const short = (score) => (Number.isFinite(score) ? Number(score.toPrecision(4)).toString() : "none");
 
 function kindBit(kind) {
