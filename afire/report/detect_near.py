@@ -40,7 +40,7 @@ def closest_pieces(atlas: NormalAtlas, film: Bytes, fit: FitMode) -> str:
 
     It fits to the sheet of all pieces: ``0`` is the first one of its place.
     """
-    square = fit_square(film.astype(np.float32) / 255, atlas.patch_side, fit)
+    square = fit_square(np.divide(film, 255, dtype=np.float32), atlas.patch_side, fit)
     return "".join(_DIGITS[number] for number in atlas.closest(square, shown_pieces(atlas)).ravel())
 
 
