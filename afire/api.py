@@ -45,7 +45,9 @@ class Detection:
     restored: NDArray[np.float32] | None
     """(B, S, S) in [0, 1]: the film with its most suspicious places drawn as normal; None without a decoder."""
     objections: list[list[str]]
-    """For each image, why its score should not be trusted: blank, inverted, not of this kind. Empty is good."""
+    """For each image, why its score should not be trusted: blank, inverted, no frontal chest film. Empty is good."""
+    warnings: list[list[str]]
+    """For each image, what to bear in mind: it looks unlike the films the detector was made from. Empty is good."""
 
 
 class Model:
@@ -128,6 +130,7 @@ class Model:
             heatmap=np.concatenate([result.heat for result in results]),
             restored=np.concatenate(restored) if restored else None,
             objections=self.detector.domain.objections(tensor),
+            warnings=self.detector.domain.warnings(tensor),
         )
 
     def _check_encoder(self) -> None:

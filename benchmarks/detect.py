@@ -42,6 +42,9 @@ GOAL = 0.80
 _IN_MEMORY, _ROOM = Path("/dev/shm"), 1 << 30
 BATCH = 32
 NETWORKS = {"small": ("small", 128, 512), "vit-b": ("paper", 224, 32)}  # preset, size, films
+LABELS = {"small": "preset small, 128 px", "vit-b": "ViT-B, 224 px"}
+SIDE = 256  # of the JPEG files, as in the public copies
+CASES = (("small", SIDE, 5), ("small", 512, 5), ("vit-b", SIDE, 3))  # network, side of the files, rounds
 COMPONENTS = ("gaussian_peak", "two_pass")
 
 
@@ -172,26 +175,30 @@ def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, flo
 
 
 def measure(quick: bool = False) -> Findings:
-    labels = {"small": "preset small, 128 px", "vit-b": "ViT-B, 224 px"}
     figures: list[Figure] = []
     rows: list[list[str]] = []
-    for name in ("small",) if quick else NETWORKS:
+    for name, side, repetitions in CASES[:1] if quick else CASES:
         preset, size, films = NETWORKS[name]
-        repetitions = {"small": 5, "vit-b": 3}[name]
-        found = run(preset, size, 16 if quick else films, 256, 1 if quick else repetitions, CLOCKS["wall"])
+        found = run(preset, size, 16 if quick else films, side, 1 if quick else repetitions, CLOCKS["wall"])
+        label = LABELS[name] + (f", films of {side} px" if side != SIDE else "")
         for kind in ("run", "run with pictures"):
-            title = f"films/s, `afire detect run`{kind[3:] or ' without pictures'} / bare forward, {labels[name]}"
+            title = f"films/s, `afire detect run`{kind[3:] or ' without pictures'} / bare forward, {label}"
             figures.append(Figure(title, found[f"{kind} / bare"], "share", GOAL))
         speeds = [digits(found[f"{kind}, films/s"]) for kind in ("bare", "run", "run with pictures")]
-        rows.append([labels[name], str(found["films"]), *speeds])
-    columns = ["network", "films", "bare, films/s", "run without pictures, films/s", "run with pictures, films/s"]
-    found = pieces("small", 128, 256, 1 if quick else 5)
+        rows.append([LABELS[name], str(side), str(found["films"]), *speeds])
+    speeds = [f"{kind}, films/s" for kind in ("bare", "run without pictures", "run with pictures")]
+    columns = ["network", "JPEG side", "films", *speeds]
+    found = pieces("small", 128, SIDE, 1 if quick else 5)
     split = [[name, digits(taken), digits(taken / found["networks"])] for name, taken in found.items()]
     together = sum(found.values())
     split.append(["total", digits(together), digits(together / found["networks"])])
     tables = [
-        Table("JPEG films of 256 px, batches of 32", columns, rows),
-        Table("One film with `small` on one thread, by component", ["component", "CPU ms", "to the networks"], split),
+        Table("JPEG films, batches of 32", columns, rows),
+        Table(
+            f"One film of {SIDE} px with `small` on one thread, by component",
+            ["component", "CPU ms", "to the networks"],
+            split,
+        ),
     ]
     best = digits(found["networks"] / together)
     note = f"When every core is busy with the networks, a run with pictures and `small` reaches {best} at best."
@@ -202,7 +209,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=[*NETWORKS, "both"], default="both")
     parser.add_argument("--films", type=int, default=None)
-    parser.add_argument("--side", type=int, default=256, help="of the JPEG files; 256 as in the public copies")
+    parser.add_argument("--side", type=int, default=SIDE, help="of the JPEG files")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--json", type=Path, default=None)

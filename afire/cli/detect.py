@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 def fit(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder for the detector.")],
-    method: Annotated[str, typer.Option("--method", help=f"The kind of detector: {', '.join(DETECTORS)}.")] = "afire",
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            help=f"The kind of detector: {', '.join(DETECTORS)}. Default: taught, which starts from the built-in one; "
+            "with --weights: afire.",
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -74,6 +81,7 @@ def fit(
     from afire.detect.fit import detect_settings, fit_detector, networks_for
     from afire.report.detect_tables import show_choice, write_choice
 
+    method = method or ("taught" if weights is None and procedure == "afire" else "afire")
     own, networks_own = sort_settings(overrides, Owner("detect", DETECTORS[method].Settings), PRETRAIN)
     asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
     networks = networks_for(method, weights, data, preset, config_file, networks_own)
@@ -208,8 +216,13 @@ def evaluate(
 
 def run(
     source: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help="A film or a folder: PNG, JPEG or DICOM.")],
-    model: Annotated[Path, typer.Option("--model", help="A detector of `afire detect fit`, or a bundle with one.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for results, pictures and the report.")],
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model", help="A detector of `afire detect fit`, or a bundle with one; without it the one built in."
+        ),
+    ] = Path("builtin"),
     threshold: Annotated[
         float | None, typer.Option(help="Your own score to flag films from, stated in the report.")
     ] = None,
@@ -259,7 +272,7 @@ def run(
     folder = detector_folder(model)
     detector = load_detector(folder).to(pick_device(device))
     rule = rule_of(detector, threshold, false_alarms)
-    about = {"name": model.resolve().name, "hash": detector_hash(folder)}
+    about = {"name": folder.resolve().name, "hash": detector_hash(folder)}
     painter = Painter(out, detector.scale, detector.config.image.fit) if pictures else None
     task = RunTask(
         detector=detector,
@@ -282,6 +295,54 @@ def run(
     page = write_detect_page(out, results, rule, detector, about)
     if not quiet:
         _show(console(), results, rule, page)
+
+
+def calibrate(
+    normals: Annotated[
+        Path, typer.Option("--normals", help="Normal films of the place: a folder, a manifest or a pack; 20 or more.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the calibrated detector.")],
+    model: Annotated[
+        Path, typer.Option("--model", help="A detector, or a bundle with one; without it the one built in.")
+    ] = Path("builtin"),
+    root: Root = None,
+    false_alarms: Annotated[
+        float | None, typer.Option(help="Share of normal films that may be flagged; default: the detector's own.")
+    ] = None,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Set a detector's threshold, standards and domain anew by local normal films. Nothing is trained.
+
+    Example: [cyan]afire detect calibrate --normals our/normal/films --out detectors/here[/cyan]
+
+    For films of another scanner or of other patients than the detector was made from: its networks stay as they are.
+    """
+    from afire.data.pack import open_films
+    from afire.detect.base import detector_folder, image_settings, load_detector
+    from afire.detect.calibrate import calibrate_here
+    from afire.weights import pick_device
+
+    folder = detector_folder(model)
+    image = image_settings(folder)
+    films = open_films(normals, root, image.size, image.fit, image.voi)
+    detector = load_detector(folder).to(pick_device(device))
+    notes = calibrate_here(detector, folder, films, out, source=normals.name, false_alarms=false_alarms)
+    if not quiet:
+        from afire.cli.options import console
+
+        screen = console()
+        for note in notes:
+            screen.print(f"note: {note}", highlight=False, markup=False)
+        count, rate = len(detector.calibration), detector.false_alarms
+        screen.print(
+            f"calibrated on {count:,} normal films: flagged from a score of {detector.threshold:.3g} on, which "
+            f"at most {100 * rate:.3g} % of them reach",
+            highlight=False,
+            markup=False,
+        )
+        screen.print(str(out), soft_wrap=True, markup=False, highlight=False)
 
 
 def _save_legend(path: Path, image: Any) -> None:
@@ -331,4 +392,5 @@ app = typer.Typer(
 app.command("fit")(fit)
 app.command("eval")(evaluate)
 app.command("run")(run)
+app.command("calibrate")(calibrate)
 app.command("bench")(bench)

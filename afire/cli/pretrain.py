@@ -10,12 +10,18 @@ import typer
 from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose, is_first_process
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from afire.config import Config
+    from afire.data.pack import Films
+    from afire.data.splits import Split
 
 MethodName = Annotated[
     str | None,
     typer.Option(
-        "--method", help="The pre-training method: afire (the default), mae. `afire config` prints its settings."
+        "--method",
+        help="The pre-training method: afire (the default), mae, phantom. `afire config` prints its settings.",
     ),
 ]
 
@@ -79,9 +85,53 @@ def _method_yaml(method: str | None, settings: Config) -> str:
     return to_yaml(settings, unread(settings.method), options)
 
 
+def _given(
+    config: Config, data: Path, root: Path | None, split: Path | None, first: bool
+) -> tuple[Films, NDArray[np.int64], Split | None]:
+    """The films of ``data``, which of them are used, and the split that says so."""
+    import logging
+
+    from afire.data.pack import is_pack, open_films
+    from afire.data.splits import read_split
+    from afire.training.batches import normal_training_rows
+
+    logger = logging.getLogger("afire")
+    films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
+    chosen = read_split(split) if split is not None else None
+    rows, message = normal_training_rows(films.manifest, chosen)
+    if first:
+        logger.info("%s from %s", message, data)
+        if not is_pack(data):
+            logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
+    return films, rows, chosen
+
+
+def _drawn(config: Config, split: Path | None) -> tuple[Films, NDArray[np.int64], None]:
+    """Rows for films that the method draws itself."""
+    import numpy as np
+
+    from afire.data.numbered import NumberedFilms
+    from afire.errors import UserError
+    from afire.methods import method_type
+
+    count = method_type(config.method).own_films(config)
+    if not count:
+        why = " while options.afire is above 0" if config.method == "phantom" else ""
+        raise UserError(f"the method {config.method} learns from films{why}; say which with --data.")
+    if split is not None:
+        raise UserError("--split chooses among the films of --data, and there are none; leave it out.")
+    return NumberedFilms(count, config.image), np.arange(count), None
+
+
 def pretrain(
-    data: Annotated[Path, typer.Option("--data", help="A pack, a manifest (.parquet or .csv) or a folder of films.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the run.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="A pack, a manifest (.parquet or .csv) or a folder of films; not for a method that draws its own.",
+        ),
+    ] = None,
     root: Root = None,
     split: Annotated[Path | None, typer.Option(help="A split file; only its training films are used.")] = None,
     method: MethodName = None,
@@ -106,37 +156,35 @@ def pretrain(
 
     Example: [cyan]afire pretrain --data packs/nih --out runs/nih --preset small[/cyan]
 
+    Without anybody's films: afire pretrain --method phantom --out runs/phantom --preset small
+
     Several GPUs: torchrun --nproc-per-node 8 -m afire pretrain --data packs/mimic --out runs/mimic --preset paper
     """
     import logging
 
     from afire.cli.settings import PRETRAIN, sort_settings
     from afire.config import load_config
-    from afire.data.pack import config_for, is_pack, open_films
-    from afire.data.splits import read_split
+    from afire.data.pack import config_for
+    from afire.errors import UserError
     from afire.methods import check_overrides
-    from afire.training.batches import normal_training_rows
     from afire.training.pretrain import pretrain as run_pretraining
     from afire.weights import start_from
 
     logger = logging.getLogger("afire")
     asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
     [settings] = sort_settings(asked, PRETRAIN)
-    config = config_for(load_config(preset, config_file, settings), data)
+    config = load_config(preset, config_file, settings)
+    config = config if data is None else config_for(config, data)
     check_overrides(config.method, settings)
     first = is_first_process()
-    films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
-    chosen_split = read_split(split) if split is not None else None
-    rows, message = normal_training_rows(films.manifest, chosen_split)
-    if first:
-        logger.info("%s from %s", message, data)
-        if not is_pack(data):
-            logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
+    films, rows, chosen_split = _drawn(config, split) if data is None else _given(config, data, root, split, first)
     observers: list[object] = []
     if config.run.picture_epochs:
         from afire.report.sheets import EpochPictures
 
         observers.append(EpochPictures(config.run.picture_epochs, config.training.epochs))
+    if config.run.probe_epochs and data is None:
+        raise UserError("the online probe (run.probe_epochs) needs films with labels; give them with --data.")
     if config.run.probe_epochs and first:
         from afire.training.online import OnlineProbe
 
@@ -146,7 +194,7 @@ def pretrain(
         films,
         out,
         rows,
-        source=data.name,
+        source=data.name if data is not None else config.method,
         start=start_from(init) if init is not None else None,
         behind=init,
         resume=resume,

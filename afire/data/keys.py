@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afire.data.digests import source_digests
+from afire.data.numbered import NumberedFilms
 from afire.data.pack import DIGEST, FILE_DIGEST, Films, PackedFilms
 from afire.files import sha256_text, write_text
 
@@ -32,6 +33,7 @@ BEHIND = "pretrain"  # folder with the record of the weights that a run or a det
 _FITTED = "adapt"  # folder of a detector with the record of its own training
 _CHECKPOINTS = "checkpoints"
 FILE = "file"
+DRAWN = "drawn"  # films that a method drew itself: nobody has them, and they are no other film
 _OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of earlier versions: hashes of a pack's digest, of a path
 _OLD = (_OLD_PIXELS, _OLD_PATH)
 _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no film
@@ -138,7 +140,8 @@ def _read_record(folder: Path) -> _Record:
     for film in films:
         for kind, key in film.items():
             keys.setdefault(kind, set()).add(key)
-    return _Record(lines, keys, set.intersection(*map(set, films)) if films else set())
+    real = [set(film) for film in films if DRAWN not in film]
+    return _Record(lines, keys, set.intersection(*real) if real else set())
 
 
 def _kind_and_key(text: str) -> tuple[str, str]:
@@ -164,6 +167,8 @@ def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> Seen:
     """Look every film up in all records; one that is in none, and of which some record cannot speak, is unknown."""
     seen, unknown = np.zeros(len(rows), bool), np.full(len(rows), not records)
     for record in records:
+        if record.keys.keys() == {DRAWN}:  # whoever drew all of its films has seen no other
+            continue
         kinds = [kind for kind in _kinds(films) if _stored_as(kind) in record.keys]
         conclusive = {kind for kind in kinds if _is_conclusive(kind, record, films)}
         for number, film in enumerate(_keys(films, rows, kinds)):
@@ -189,6 +194,8 @@ def _stored_as(kind: str) -> str:
 
 def _kinds(films: Films) -> list[str]:
     """The kinds of keys that these films may have."""
+    if isinstance(films, NumberedFilms):
+        return [DRAWN]
     old = [_OLD_PIXELS, _OLD_PATH] if DIGEST in films.manifest.table else [_OLD_PATH]
     if not isinstance(films, PackedFilms):
         return [FILE, *old]
@@ -205,7 +212,7 @@ def _keys(films: Films, rows: Rows, kinds: Sequence[str]) -> list[list[tuple[str
 def _column(films: Films, rows: Rows, kind: str) -> list[str]:
     if kind == FILE:
         return _file_keys(films, rows)
-    name = "image" if kind == _OLD_PATH else DIGEST
+    name = "image" if kind in (_OLD_PATH, DRAWN) else DIGEST
     values = [str(value) for value in films.manifest.table[name].iloc[rows]]
     return [sha256_text(value)[:24] for value in values] if kind in _OLD else values
 

@@ -49,6 +49,7 @@ DETECTORS = _Detectors(
         "patchcore": "afire.detect.patchcore:PatchCore",
         "salad": "afire.detect.salad:SALAD",
         "squid": "afire.detect.squid:SQUID",
+        "taught": "afire.detect.taught:Taught",
     }
 )
 """What `afire detect fit --method` takes: name -> class, a subclass of :class:`afire.detect.base.AnomalyDetector`."""

@@ -260,7 +260,9 @@ class AnomalyDetector(nn.Module, ABC):
         """The graph of a detector: score (B,), p-value (B,) and heatmap (B, rows, columns) of films (B, 1, S, S)."""
         look = self.look(images, self.choice.names, restore=False)
         components = self.choice.components
-        score = torch.stack([(look.scores[c.name].double() - c.centre) / c.spread for c in components]).mean(dim=0)
+        total = sum(c.weight for c in components)
+        parts = [(look.scores[c.name].double() - c.centre) / c.spread * (c.weight / total) for c in components]
+        score = torch.stack(parts).sum(dim=0)
         return score.float(), self.calibration(score).float(), look.heat.view(-1, *self.grid).float()
 
     def cost(self) -> int:
@@ -317,6 +319,8 @@ def load_detector(folder: Path | str) -> AnomalyDetector:
     try:
         if about["format"] == 1:
             about, tensors = from_format_1(about, tensors)
+        # Detectors made before chests were told from other things refuse what is unlike their training films.
+        tensors.setdefault("domain.chest", torch.zeros_like(tensors["domain.typical"]))
         kind: type[AnomalyDetector] = DETECTORS[about["method"]]
         settings = validate(about["settings"], kind.Settings)
         detector = kind.build(load_config(file=folder / CONFIG), settings)

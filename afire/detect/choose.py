@@ -1,19 +1,21 @@
-"""Choosing a score without a label: how well each tells held-out normals from the same normals with drawn lesions.
+"""Joining scores without a label: how well each tells held-out normals from films with drawn lesions and findings.
 
-The kinds differ in texture, size, place and strength, and most are unlike the lesions of pre-training, so that a score
-is not chosen for having learnt one kind by heart. Only scores that rise with every kind are looked at; of these the
-one with the highest mean AUC over the kinds is taken. A second or third is added, with equal weight in the spread of
-normals, only where the mean AUC gains enough.
+The kinds of lesions differ in texture, size, place and strength, and most are unlike those of any training; findings
+of the phantom, compared with phantoms in health, are one kind more. A score takes part if it rises with every kind,
+and if it still tells something when its best kinds are left aside: one that knows a kind by heart does not. The
+score of a film is the mean of those that take part in the spread of normals, each with a weight: half of it is the
+same for all, half is fitted so that every kind counts the same. Scores that the fit gives next to nothing are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 
 from afire.config import LesionConfig
 from afire.errors import UserError
@@ -36,9 +38,15 @@ KINDS: dict[str, LesionConfig] = {
     ),
     "pasted patch": LesionConfig(kind="anatpaste"),
 }
-GAIN = 0.01  # of the mean AUC: less is noise at the size of a held-out subset
+FINDINGS = "findings of the phantom"  # a kind whose normals are phantoms in health
 DRAWN = 200  # lesioned films of each kind, at least: few held-out normals are drawn on several times
-MOST = 3  # scores in a combination
+MOST = 4  # scores in a combination
+SHRINKAGE = 0.5  # share of the weights that is the same for all
+_BARELY = 0.55  # mean AUC that a score must have without its best kinds
+_BEST_KINDS = 1 / 3  # share of the kinds that is left aside for that
+_NEXT_TO_NOTHING = 0.1  # share of the fitted weight below which a score is left out
+_FAR = 8.0  # sd of normals beyond which a score says no more to the fit
+_PULL = 0.3  # towards equal weights within the fit: few films must not decide between scores that are alike
 NEVER_CHOSEN = ("paper",)  # a direction that is known to be wrong is shown, and not chosen
 
 
@@ -53,6 +61,7 @@ class Component:
     name: str
     centre: float
     spread: float
+    weight: float = 1.0  # against the others
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,7 @@ class Choice:
         return " + ".join(self.names)
 
     def __call__(self, scores: Scores) -> Floats:
-        """The film's score (N,): the mean of its components in the spread of normals."""
+        """The film's score (N,): the weighted mean of its components in the spread of normals."""
         return combine(scores, self.components)
 
 
@@ -87,48 +96,95 @@ def unchosen(name: str) -> Choice:
 
 
 def combine(scores: Scores, components: Sequence[Component]) -> Floats:
-    """Mean of the components (N,), each in the spread of normals."""
+    """Weighted mean of the components (N,), each in the spread of normals."""
     values = [(np.asarray(scores[c.name], np.float64) - c.centre) / c.spread for c in components]
-    joined: Floats = np.mean(values, axis=0)
+    joined: Floats = np.average(values, axis=0, weights=[c.weight for c in components])
     return joined
 
 
-def choose(normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str] | None = None) -> Choice:
-    """Pick a score, or take the ``asked`` ones; ``lesioned`` holds the scores of each kind of lesion."""
-    table = {name: _separations(normal, lesioned, _component(normal, name)) for name in normal}
+def choose(
+    normal: Scores,
+    lesioned: Mapping[str, Scores],
+    asked: Sequence[str] | None = None,
+    references: Mapping[str, Scores] | None = None,
+) -> Choice:
+    """Weigh the scores, or take the ``asked`` ones alike; ``lesioned`` holds the scores of each kind of lesion.
+
+    A kind is compared with its own ``references`` where it has any, else with ``normal``.
+    """
+    trials = {kind: (dict(references or {}).get(kind, normal), scores) for kind, scores in lesioned.items()}
+    table = {name: _separations(trials, name) for name in normal}
     if asked is not None:
-        return _taken(normal, lesioned, asked, table)
-    candidates = _candidates(table)
-    chosen: list[Component] = []
-    best, steps = 0.0, []
-    while len(chosen) < MOST:
-        gains = {
-            name: _mean_auc(normal, lesioned, [*chosen, _component(normal, name)])
-            for name in candidates
-            if name not in {component.name for component in chosen}
-        }
-        if not gains:
+        return _taken(normal, trials, asked, table)
+    names, steps = _candidates(table), []
+    while True:
+        shares = _fitted_shares(trials, names)
+        least = min(names, key=lambda name: shares[name])
+        if len(names) == 1 or (shares[least] >= _NEXT_TO_NOTHING and len(names) <= MOST):
             break
-        name = max(gains, key=lambda candidate: (gains[candidate], -candidates.index(candidate)))
-        if chosen and gains[name] < best + GAIN:
-            steps.append(f"{name} would add {gains[name] - best:+.3f}: not enough")
-            break
-        steps.append(f"{name}: mean AUC {gains[name]:.3f}")
-        chosen.append(_component(normal, name))
-        best = gains[name]
-    return Choice(tuple(chosen), best, table, tuple(steps), _count(normal))
+        steps.append(f"{least}: left out, its fitted share was {shares[least]:.2f}")
+        names = [name for name in names if name != least]
+    components = []
+    for name in sorted(names, key=lambda name: -shares[name]):
+        weight = SHRINKAGE / len(names) + (1 - SHRINKAGE) * shares[name]
+        mean_auc = float(np.mean(list(table[name].values())))
+        steps.append(f"{name}: weight {weight:.2f} (fitted {shares[name]:.2f}), mean AUC alone {mean_auc:.3f}")
+        components.append(replace(component_of(normal, name), weight=weight))
+    return Choice(tuple(components), _mean_auc(trials, components), table, tuple(steps), _count(normal))
+
+
+Trials = Mapping[str, tuple[Scores, Scores]]  # kind -> scores of its normals and of its lesioned films
+
+
+def _fitted_shares(trials: Trials, names: Sequence[str]) -> dict[str, float]:
+    """Weights of the scores, none negative, of sum 1, that tell lesioned from normal films best over all kinds.
+
+    A logistic regression in which every kind counts the same, and in either class of it every film.
+    """
+    values, classes, counts = [], [], []
+    for reference, scores in trials.values():
+        for films, is_lesioned in ((reference, 0.0), (scores, 1.0)):
+            columns = [combine(films, [component_of(reference, name)]) for name in names]
+            values.append(np.clip(np.stack(columns, axis=1), -_FAR, _FAR))
+            classes.append(np.full(len(columns[0]), is_lesioned))
+            counts.append(np.full(len(columns[0]), 1 / (2 * len(trials) * len(columns[0]))))
+    x, sign, count = np.concatenate(values), 2 * np.concatenate(classes) - 1, np.concatenate(counts)
+
+    def loss(parameters: Floats) -> tuple[float, Floats]:
+        weights, offset = parameters[:-1], parameters[-1]
+        margin = sign * (x @ weights + offset)
+        apart = weights - weights.mean()
+        slope = -count * sign / (1 + np.exp(np.clip(margin, -50, 50)))
+        gradient = np.append(x.T @ slope + 2 * _PULL * apart, slope.sum())
+        return float(count @ np.logaddexp(0, -margin) + _PULL * apart @ apart), gradient
+
+    start = np.append(np.full(len(names), 1 / len(names)), 0.0)
+    bounds = [(0.0, None)] * len(names) + [(None, None)]
+    weights = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x[:-1]
+    total = float(weights.sum())
+    shares = weights / total if total > 0 else np.full(len(names), 1 / len(names))
+    return dict(zip(names, shares.tolist(), strict=True))
 
 
 def _candidates(table: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Scores that point the right way for every kind of lesion; where none does, the one that comes closest.
+    """Scores that point the right way for every kind, and not only for their best ones; else the one closest to it.
 
-    A score that falls with some kind of drawn lesion has learnt the others by heart rather than what normal is. And one
-    that falls with all of them could still help beside another, by taking away what they share: that is flipping its
-    sign by another name.
+    A score that falls with some kind of drawn lesion has learnt the others by heart rather than what normal is; so has
+    one that is good at a few kinds and guesses at the rest. And one that falls with all of them could still help beside
+    another, by taking away what they share: that is flipping its sign by another name.
     """
     allowed = [name for name in table if name not in NEVER_CHOSEN]
     upright = [name for name in allowed if min(table[name].values()) >= 0.5]
-    return upright or [max(allowed, key=lambda name: min(table[name].values()))]
+    steady = [name for name in upright if _without_best(table[name]) >= _BARELY]
+    if steady:
+        return steady
+    return [max(upright or allowed, key=lambda name: (_without_best(table[name]), min(table[name].values())))]
+
+
+def _without_best(aucs: Mapping[str, float]) -> float:
+    """Mean AUC without the kinds that a score is best at."""
+    rising = sorted(aucs.values())
+    return float(np.mean(rising[: max(1, len(rising) - round(_BEST_KINDS * len(rising)))]))
 
 
 def warnings(choice: Choice) -> Iterator[str]:
@@ -163,7 +219,8 @@ def choice_to_json(choice: Choice) -> dict[str, Any]:
 def choice_from_json(raw: Mapping[str, Any], known: Collection[str]) -> Choice:
     """What :func:`choice_to_json` gave, if its scores are among the ``known`` ones."""
     components = tuple(
-        Component(str(entry["name"]), float(entry["centre"]), float(entry["spread"])) for entry in raw["components"]
+        Component(str(entry["name"]), float(entry["centre"]), float(entry["spread"]), float(entry.get("weight", 1.0)))
+        for entry in raw["components"]
     )
     unknown = [component.name for component in components if component.name not in known]
     if unknown:
@@ -179,30 +236,34 @@ def choice_from_json(raw: Mapping[str, Any], known: Collection[str]) -> Choice:
     )
 
 
-def _taken(
-    normal: Scores, lesioned: Mapping[str, Scores], asked: Sequence[str], table: dict[str, dict[str, float]]
-) -> Choice:
+def _taken(normal: Scores, trials: Trials, asked: Sequence[str], table: dict[str, dict[str, float]]) -> Choice:
     for name in asked:
         if name not in normal:
             raise UserError(f"there is no score {name!r} here; these weights give {', '.join(normal)}.")
-    components = [_component(normal, name) for name in asked]
-    reached = _mean_auc(normal, lesioned, components)
+    components = [component_of(normal, name) for name in asked]
+    reached = _mean_auc(trials, components)
     steps = (f"asked for: {' + '.join(asked)}, mean AUC {reached:.3f}",)
     return Choice(tuple(components), reached, table, steps, _count(normal), asked=True)
 
 
-def _component(normal: Scores, name: str) -> Component:
+def component_of(normal: Scores, name: str) -> Component:
+    """The score ``name`` in the spread of ``normal`` films."""
     values = np.asarray(normal[name], np.float64)
     low, middle, high = np.percentile(values, [16, 50, 84])
     return Component(name, float(middle), max(float(high - low) / 2, 1e-12))
 
 
-def _separations(normal: Scores, lesioned: Mapping[str, Scores], component: Component) -> dict[str, float]:
-    return {kind: _auc(normal, scores, [component]) for kind, scores in lesioned.items()}
+def _separations(trials: Trials, name: str) -> dict[str, float]:
+    return {kind: _auc(*films, [component_of(films[0], name)]) for kind, films in trials.items()}
 
 
-def _mean_auc(normal: Scores, lesioned: Mapping[str, Scores], components: Sequence[Component]) -> float:
-    return float(np.mean([_auc(normal, scores, components) for scores in lesioned.values()]))
+def _mean_auc(trials: Trials, components: Sequence[Component]) -> float:
+    """Over the kinds, each in the spread of its own normals."""
+    aucs = []
+    for reference, scores in trials.values():
+        own = [replace(component_of(reference, component.name), weight=component.weight) for component in components]
+        aucs.append(_auc(reference, scores, own))
+    return float(np.mean(aucs))
 
 
 def _auc(normal: Scores, abnormal: Scores, components: Sequence[Component]) -> float:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from afire.config import Config, LesionConfig, changed, load_config, parse_override
@@ -36,15 +35,14 @@ from afire.detect.base import (
     SETTINGS,
     AnomalyDetector,
     FitTask,
-    HeatScale,
     NormalFilms,
     Rows,
     Subsets,
     film_batches,
 )
+from afire.detect.calibrate import asked_scores, calibrate
 from afire.errors import UserError
 from afire.files import folder_lock, remove_unfinished, require_own
-from afire.lesions.synthesis import synthesize_keyed
 from afire.methods import method_type
 from afire.methods.base import Learner, Method
 from afire.tasks.experiment import StoppedBySignal
@@ -308,8 +306,6 @@ def detect_settings(
     return settings
 
 
-_LESION_SEED = 60_000  # far from any run's own lesions
-
 logger = logging.getLogger("afire")
 
 
@@ -373,34 +369,6 @@ def unadapted(weights: Weights, films: Films, rows: Rows, device: str = "auto") 
     return detector
 
 
-def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None:
-    """Fit a started detector and all that surrounds it: domain, choice of a score, calibration, scale of heatmaps."""
-    normals = NormalFilms(films, subsets.fit)
-    detector.fit(normals)
-    detector.domain.fit(normals.rank_pictures())
-    detector.choice = _choose(detector, films, subsets.choose)
-    scores, heats = [], []
-    for images in film_batches(films, subsets.calibrate, "calibration"):
-        scored = detector.score(images, restore=False)
-        scores.append(scored.score)
-        heats.append(scored.heat)
-    detector.calibration.fit(np.concatenate(scores))
-    detector.scale = HeatScale.of(heats)
-
-
-def asked_scores(score: str, known: Collection[str]) -> list[str] | None:
-    """``gaussian + lesion`` -> both names, which must be ``known``; ``auto`` -> None."""
-    if score == "auto":
-        return None
-    names = [name.strip() for name in score.split("+")]
-    for name in names:
-        if name not in known:
-            raise UserError(f"there is no score {name!r}; scores are {', '.join(known)}, or auto.")
-    if len(set(names)) < len(names):
-        raise UserError(f"--score {score} names a score twice.")
-    return names
-
-
 def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
     """What would fail after the training fails before it."""
     size = task.config.image.size
@@ -413,36 +381,6 @@ def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
             f"{len(subsets.calibrate)} calibration films cannot vouch for a false-alarm rate of "
             f"{task.settings.false_alarms:g}; set false_alarms to {smallest:.3f} or more."
         )
-
-
-def _choose(detector: AnomalyDetector, films: Films, rows: Rows) -> choosing.Choice:
-    settings = detector.settings
-    normal: dict[str, list[NDArray[np.float64]]] = {}
-    lesioned: dict[str, dict[str, list[NDArray[np.float64]]]] = {kind: {} for kind in choosing.KINDS}
-    views = min(-(-choosing.DRAWN // len(rows)), 16)
-    start = 0
-    for images in film_batches(films, rows, "choosing a score"):
-        _collect(normal, detector, images)
-        indices = rows[start : start + len(images)].tolist()
-        start += len(images)
-        for number, (kind, config) in enumerate(choosing.KINDS.items()):
-            drawn = _draw(images, config.model_copy(update={"views": views}), settings.seed, number, indices)
-            _collect(lesioned[kind], detector, drawn)
-    joined = {kind: _join(scores) for kind, scores in lesioned.items()}
-    return choosing.choose(_join(normal), joined, asked_scores(settings.score, detector.meanings))
-
-
-def _draw(images: Tensor, config: LesionConfig, seed: int, kind: int, indices: list[int]) -> Tensor:
-    return synthesize_keyed(images, seed=_LESION_SEED + seed, epoch=kind, indices=indices, config=config)[0]
-
-
-def _collect(into: dict[str, list[NDArray[np.float64]]], detector: AnomalyDetector, images: Tensor) -> None:
-    for name, values in detector.score(images, all_scores=True, restore=False).scores.items():
-        into.setdefault(name, []).append(values)
-
-
-def _join(scores: Mapping[str, list[NDArray[np.float64]]]) -> dict[str, NDArray[np.float64]]:
-    return {name: np.concatenate(values) for name, values in scores.items()}
 
 
 def _seen_before(task: FitTask, subsets: Subsets) -> Iterator[str]:

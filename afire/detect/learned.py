@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,7 @@ class TrainConfig(Section):
     beta2: float = Field(0.999, gt=0, lt=1, description="Adam's memory of squared gradients")
     clip: float = Field(3.0, ge=0, description="gradient norm limit, 0 = none")
     accumulate: int = Field(1, ge=1, description="pieces of a batch; same result, less memory")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the networks")
 
 
 class LearnedConfig(DetectorConfig):
@@ -132,6 +133,7 @@ class LearnedDetector(AnomalyDetector):
             beta1=recipe.beta1,
             beta2=recipe.beta2,
             clip=recipe.clip,
+            precision=recipe.precision,
         )
         changes = {
             "method": cls.method,

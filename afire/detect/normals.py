@@ -10,6 +10,7 @@ Shapes: B films, L positions, D width of a feature, N normal films, P = 24 x 24 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from afire.data.film import FilmInfo
+from afire.data.phantom import draw_batch
 from afire.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -27,6 +29,13 @@ SIDE = 24
 TURNED = (0.05, 0.2)  # by so much another position must be more typical: as few normal films are, within these limits
 ROOM = 0.06  # how far below the least typical normal films (1 in 100 left aside) a film may lie: findings change films
 _LEFT_ASIDE = 0.01
+CHEST = 0.33
+"""Likeness to a typical chest below which a film is refused: of 2,096 films of three hospitals at least 99 in 100 have
+0.37, while noise, skulls and limbs stay below 0.4 and mostly below 0.3 (`benchmarks/detect_domain.py`)."""
+OTHER_SOURCE = "unlike the films the detector was made from, perhaps of another scanner or age"
+CALIBRATE = "`afire detect calibrate` on local normal films sets its threshold anew"
+_MOSTLY = 0.5  # share of normal films that must be chests for a detector to be one of chests
+_CHEST_SEED, _CHESTS, _CHEST_SIZE = 19, 48, 48
 _FLAT = 1e-4  # grey levels closer than this are one
 _POSITIONS = ("inverted", "upside down", "upside down and mirrored", *("turned on its side",) * 4)
 
@@ -228,23 +237,25 @@ class Calibration(OnCpu):
 
 
 class Domain(OnCpu):
-    """Whether a film is of the kind the detector was made for: a score for a hand, a photo or a negative means nothing.
+    """Whether a film is a frontal chest film at all, and whether it looks like those the detector was made from.
 
-    A film's rank picture (a small picture with grey values replaced by their ranks) is compared with the typical one
-    of the normal films. Ranks do not care about contrast and exposure, which differ between machines; the pattern of
-    lungs, spine and shoulders stays. Two questions: does the film resemble the typical one, and would it resemble it
-    more if it were turned, upside down or a negative? Patterns of normal films (principal components, several typical
-    films) were tried beside them and added nothing (docs/detect.md has the numbers).
+    A film's rank picture (a small picture with grey values replaced by their ranks) is compared with typical ones.
+    Ranks do not care about contrast and exposure, which differ between machines; the pattern of lungs, spine and
+    shoulders stays. Two typical pictures: ``chest`` is that of drawn chests of all ages, builds and framings, and what
+    does not resemble it (a hand, a photo), or would resemble it more if it were turned or a negative, is refused.
+    ``typical`` is that of the normal films that fitted the detector; what is a chest and unlike them, as from another
+    scanner, is scored with a warning. Where the normal films are no chests, ``typical`` alone decides, and refuses.
 
-    ``typical`` (P,) has mean 0 and length 1. A film is out of domain below ``least_likeness`` to it, or when turning
-    the film would gain more likeness than ``most_gain``.
+    ``typical`` and ``chest`` (P,) have mean 0 and length 1; ``chest`` is zero where it does not decide.
     """
 
     typical: Tensor
+    chest: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("typical", torch.zeros(SIDE * SIDE))
+        self.register_buffer("chest", torch.zeros(SIDE * SIDE))
         self.least_likeness, self.most_gain = 0.0, TURNED[0]
 
     @classmethod
@@ -263,14 +274,20 @@ class Domain(OnCpu):
         self.typical = _typical(upright)
         self.least_likeness = float(torch.quantile(upright @ self.typical, _LEFT_ASIDE)) - ROOM
         self.most_gain = min(max(float(torch.quantile(gains, 1 - _LEFT_ASIDE)), TURNED[0]), TURNED[1])
+        chest = typical_chest()
+        are_chests = float((upright @ chest >= CHEST).double().mean()) >= _MOSTLY
+        self.chest = chest if are_chests else torch.zeros_like(chest)
 
     def objections(self, images: Tensor, infos: Sequence[FilmInfo] | None = None) -> list[list[str]]:
-        """Why the scores of films (B, C, S, S) should not be trusted; empty for a film like those of the training."""
+        """Why films (B, C, S, S) are not to be scored: blank, turned, no frontal chest film; mostly empty."""
         gray = images.mean(dim=1, keepdim=True).float().cpu()
         blank = (gray.amax(dim=(1, 2, 3)) - gray.amin(dim=(1, 2, 3)) < _FLAT).tolist()
         ranks = rank_pictures(gray)
-        gain, position = (values.tolist() for values in _gain_by_turning(ranks, self.typical))
-        likeness = (ranks @ self.typical).tolist()
+        knows_chests = bool(self.chest.any())
+        reference = self.chest if knows_chests else self.typical
+        least = CHEST if knows_chests else self.least_likeness
+        gain, position = (values.tolist() for values in _gain_by_turning(ranks, reference))
+        likeness = (ranks @ reference).tolist()
         objections = []
         for number in range(len(images)):
             colour = infos is not None and infos[number].colour
@@ -278,26 +295,45 @@ class Domain(OnCpu):
             if blank[number]:
                 messages.append("blank: one grey level")
             elif not colour:
-                messages += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]])
+                what = "not a frontal chest film" if knows_chests else "unlike the training films"
+                messages += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]], least, what)
             objections.append(messages)
         return objections
 
-    def _unlike(self, likeness: float, gain: float, position: str) -> list[str]:
+    def _unlike(self, likeness: float, gain: float, position: str, least: float, what: str) -> list[str]:
         # What resembles a chest in no position is not called a turned one.
-        if gain > self.most_gain and likeness + gain >= self.least_likeness:
+        if gain > self.most_gain and likeness + gain >= least:
             return [f"looks {position}"]
-        if gain > self.most_gain or likeness < self.least_likeness:
-            return [f"unlike the training films (likeness {likeness:.2f}, at least {self.least_likeness:.2f})"]
+        if gain > self.most_gain or likeness < least:
+            return [f"{what} (likeness {likeness:.2f}, at least {least:.2f})"]
         return []
 
+    def warnings(self, images: Tensor) -> list[list[str]]:
+        """What to bear in mind about the scores of films (B, C, S, S) that are scored; empty for films like those of
+        the fit."""
+        if not self.chest.any():  # what is unlike the training films is refused
+            return [[] for _ in images]
+        ranks = rank_pictures(images.mean(dim=1, keepdim=True).float().cpu())
+        return [
+            [] if likeness >= self.least_likeness else [f"{OTHER_SOURCE} (likeness {likeness:.2f}); {CALIBRATE}"]
+            for likeness in (ranks @ self.typical).tolist()
+        ]
+
     def limits(self) -> dict[str, float]:
-        """What is kept of it as JSON, beside its tensor."""
+        """What is kept of it as JSON, beside its tensors."""
         return {"least_likeness": self.least_likeness, "most_gain": self.most_gain}
 
     def set_limits(self, limits: Mapping[str, Any]) -> None:
         """Take what :meth:`limits` gave."""
         self.least_likeness = float(limits["least_likeness"])
         self.most_gain = float(limits.get("most_gain", TURNED[0]))
+
+
+@lru_cache(maxsize=1)
+def typical_chest() -> Tensor:
+    """(P,) of mean 0 and length 1: the median rank picture of drawn chests in health, which no scanner has taken."""
+    drawn = draw_batch(_CHEST_SEED, range(_CHESTS), _CHEST_SIZE, diseases=())
+    return _typical(rank_pictures(torch.from_numpy(drawn.images)))
 
 
 def rank_pictures(gray_B1SS: Tensor) -> Tensor:

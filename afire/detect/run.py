@@ -32,7 +32,7 @@ from PIL import Image
 
 from afire.config import ImageConfig
 from afire.data.decode import FitMode, fit_square, read_film
-from afire.data.film import Film, FilmInfo
+from afire.data.film import Film, FilmInfo, quiet_readers
 from afire.data.sources.disk import list_films
 from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
 from afire.detect.findings import (
@@ -244,14 +244,15 @@ def score_batch(
 ) -> list[FilmResult]:
     """Read, look, draw: the results of a batch, in its order. ``looking`` says how many batches may be looked at."""
     image, shows = detector.config.image, draw is not None
-    read = [_read(root, number, name, image, shows) for number, name in jobs]
+    with quiet_readers():  # once: to silence them takes longer than to open a film
+        read = [_read(root, number, name, image, shows) for number, name in jobs]
     films = [film for film in read if isinstance(film, ReadFilm)]
     results = {result.number: result for result in read if isinstance(result, FilmResult)}
     for drawing in _drawings(detector, films, shows and restore, looking) if films else ():
         result = drawing.result
         if draw is not None:
             drawn = draw(drawing)
-            result = replace(result, pictures=drawn.pictures, notes=drawn.notes)
+            result = replace(result, pictures=drawn.pictures, notes=(*result.notes, *drawn.notes))
         results[result.number] = result
     return [results[number] for number, _ in jobs]
 
@@ -264,6 +265,7 @@ def _drawings(
     with looking:
         scored = detector.score(images, restore=restore)
     objections = detector.domain.objections(images, [film.info for film in films])
+    warnings = detector.domain.warnings(images)
     places = regions(squares, scored.heat)
     for number, film in enumerate(films):
         trusted = not objections[number]
@@ -282,6 +284,7 @@ def _drawings(
             view=film.info.view,
             stored_inverted=film.info.inverted,
             objections=tuple(objections[number]),
+            notes=tuple(warnings[number]) if trusted else (),
         )
         restored = scored.restored[number] if trusted and scored.restored is not None else None
         yield Drawing(film, result, scored.heat[number] if trusted else None, restored)
@@ -317,7 +320,8 @@ def _shown(film: Film) -> NDArray[np.uint8]:
     if scale < 1:
         size = max(1, round(width * scale)), max(1, round(height * scale))
         film = np.asarray(Image.fromarray(film).resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0))
-    pixels: NDArray[np.uint8] = np.rint(np.clip(film, 0, 1) * 255).astype(np.uint8)
+    grey = film * np.float32(255)  # in [0, 255]: readers keep to [0, 1], and so do averages
+    pixels: NDArray[np.uint8] = np.rint(grey, out=grey).astype(np.uint8)
     return pixels
 
 

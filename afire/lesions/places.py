@@ -30,6 +30,7 @@ _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
 _BINS = 256
 _GRID = 56
+_ROW = (1 << _GRID) - 1  # a packed row of true cells
 _CENTRE = (0.15, 0.80, 0.15, 0.85)  # top, bottom, left, right of the area whose Otsu threshold separates the lungs
 _INSIDE = (0.04, 0.95, 0.04, 0.96)  # dark cells beyond this frame are outside the body
 _GAP = 2  # darkness narrower than 2 * _GAP + 1 cells does not let the outside in
@@ -204,13 +205,16 @@ def lung_depth(gray_BHW: Tensor) -> Tensor:
     dark = cells < threshold[:, None, None]
     seeds, centre, inside = _templates(gray_BHW.device)
 
-    lungs = _opened(_race(dark, lungs=dark & seeds, outside=dark & ~inside))
+    rows = _packed(dark)
+    lungs = _unpacked(_opened(_race(rows, lungs=rows & _packed(seeds), outside=rows & ~_packed(inside))))
     lungs = torch.where(_share(lungs) < _SMALLEST_SHARE, dark & centre, lungs)
 
     # Averaged over the neighbours, cells get a round outline; the half of the average runs along the old edge.
     average = functional.avg_pool2d(lungs[:, None].to(torch.float32), 3, 1, 1, count_include_pad=False)
     size = (gray_BHW.shape[-2], gray_BHW.shape[-1])
-    depth = functional.interpolate(average, size=size, mode="bilinear", align_corners=False)[:, 0]
+    if size != (_GRID, _GRID):
+        average = functional.interpolate(average, size=size, mode="bilinear", align_corners=False)
+    depth = average[:, 0]
     depth = depth.mul_(2).sub_(1).clamp_(0, 1)
     return depth.masked_fill_(_share(depth > 0) < _SMALLEST_SHARE, 1)
 
@@ -226,8 +230,23 @@ def _templates(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     return seeds, centre, (x > left) & (x < right) & (y > top) & (y < bottom)
 
 
+# On packed fields a cell is a bit and a row of cells a number, int64 (..., G): the fronts advance some twenty times a
+# batch, and one operation moves 56 cells.
+
+
+def _packed(field: Tensor) -> Tensor:
+    """Bool (..., G, G) -> int64 (..., G)."""
+    return (field.to(torch.int64) << torch.arange(_GRID, device=field.device)).sum(-1)
+
+
+def _unpacked(rows: Tensor) -> Tensor:
+    """int64 (..., G) -> bool (..., G, G)."""
+    return (rows[..., None] >> torch.arange(_GRID, device=rows.device)).bitwise_and_(1).to(torch.bool)
+
+
 def _race(dark: Tensor, lungs: Tensor, outside: Tensor) -> Tensor:
-    """Let both fronts advance through dark cells, a cell at a time, until neither can; returns the lungs' share.
+    """Let both fronts advance through dark cells, a cell at a time, until neither can; returns the lungs' share. All
+    are packed.
 
     The outside only advances through the core of the darkness, and what lies within a gap's width of it goes with it.
     """
@@ -235,8 +254,10 @@ def _race(dark: Tensor, lungs: Tensor, outside: Tensor) -> Tensor:
     fronts = torch.stack([outside, lungs])  # in one tensor: on a CPU the number of operations counts, not their size
     for _ in range(_GRID // 2):  # from the margin to the middle
         advanced = _grown(fronts)
-        advanced[0].logical_and_(core).logical_and_(~fronts[1]).logical_or_(fronts[0])
-        advanced[1].logical_and_(dark).logical_and_(~advanced[0]).logical_or_(fronts[1])
+        advanced[0] &= core & ~fronts[1]
+        advanced[0] |= fronts[0]
+        advanced[1] &= dark & ~advanced[0]
+        advanced[1] |= fronts[1]
         settled = torch.equal(advanced, fronts)
         fronts = advanced
         if settled:
@@ -250,25 +271,23 @@ def _share(field: Tensor) -> Tensor:
     return field.to(torch.float32).mean((1, 2), keepdim=True)
 
 
-def _grown(field: Tensor, cells: int = 1) -> Tensor:
-    """Dilation by ``cells`` in all eight directions; shifted ors are twenty times faster than max pooling."""
+def _grown(rows: Tensor, cells: int = 1) -> Tensor:
+    """Dilation of a packed field by ``cells`` in all eight directions."""
     for _ in range(cells):
-        wide = field.clone()
-        wide[..., 1:] |= field[..., :-1]
-        wide[..., :-1] |= field[..., 1:]
-        field = wide.clone()
-        field[..., 1:, :] |= wide[..., :-1, :]
-        field[..., :-1, :] |= wide[..., 1:, :]
-    return field
+        wide = ((rows << 1) & _ROW) | rows | (rows >> 1)
+        rows = wide.clone()
+        rows[..., 1:] |= wide[..., :-1]
+        rows[..., :-1] |= wide[..., 1:]
+    return rows
 
 
-def _shrunk(field: Tensor, cells: int) -> Tensor:
-    return ~_grown(~field, cells)
+def _shrunk(rows: Tensor, cells: int) -> Tensor:
+    return _grown(rows ^ _ROW, cells) ^ _ROW
 
 
-def _opened(field: Tensor) -> Tensor:
+def _opened(rows: Tensor) -> Tensor:
     """Without specks and threads narrower than three cells."""
-    return _grown(_shrunk(field, 1))
+    return _grown(_shrunk(rows, 1))
 
 
 # Places of the chest, in words

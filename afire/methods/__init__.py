@@ -13,12 +13,14 @@ from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.methods.base import Learner, Method, complete
 from afire.methods.mae import MAE
+from afire.methods.phantom import PhantomTaught
 
 __all__ = ["METHODS", "Learner", "Method", "check_overrides", "complete", "make_method", "method_type", "unread"]
 
 METHODS: dict[str, type[Method]] = {
     "afire": AFiRe,
     "mae": MAE,
+    "phantom": PhantomTaught,
 }
 """Methods by the name that ``afire pretrain --method`` takes."""
 

@@ -263,6 +263,11 @@ class Method(Learner):
             raise UserError(f"{cls.__name__} has no network {name!r}; it has {' and '.join(cls.networks)}.")
         return name
 
+    @classmethod
+    def own_films(cls, config: Config) -> int:
+        """How many films it draws itself, so that a run needs none of anybody; 0 where it wants films of patients."""
+        return 0
+
     def encode(self, images: Tensor, network: str | None = None) -> Tensor:
         """Images (B, C, H, W) in [0, 1], of any size the patch divides -> tokens (B, L, D).
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from afire._version import __version__
 from afire.detect.base import AnomalyDetector
-from afire.detect.choose import GAIN, NEVER_CHOSEN, Choice
+from afire.detect.choose import MOST, NEVER_CHOSEN, SHRINKAGE, Choice
 from afire.detect.evaluate import Evaluated, Line, Place, is_sign_flipped
 from afire.detect.localise import PRO_LIMIT
 from afire.files import write_json, write_text
@@ -105,9 +105,9 @@ def rule(choice: Choice) -> str:
     if choice.asked:
         return ""
     return (
-        "The rule: of the scores that rise with every kind of lesion, the one with the highest AUC, mean over the "
-        "kinds; another joins, with equal weight in the spread of normals, only where that mean gains at least "
-        f"{GAIN:g}. No film with a finding was looked at."
+        "The rule: scores that rise with every kind, and not only with their best kinds, are joined in the spread of "
+        f"normals, at most {MOST} of them; {SHRINKAGE:.0%} of a weight is the same for all, the rest is fitted so that "
+        "every kind counts the same. No film of a patient with a finding was looked at."
     )
 
 

@@ -18,6 +18,9 @@ from afire.files import sha256_text, write_text
 from afire.progress import current_mode
 
 SCHEME = "hf://"
+BUILTIN = "builtin"
+"""The detector that comes with afire, wherever weights or a detector are asked for."""
+_BUILTIN_FOLDER = Path(__file__).parent.parent / BUILTIN
 _LEFTOVERS = [".cache", ".cache/*", ".git", ".git/*", ".DS_Store", ".part-*"]
 # Weights come as safetensors; the same ones again as pickles, or for other frameworks, are not fetched.
 _NOT_WEIGHTS = ["*.h5", "*.msgpack", "*.ot", "*.tflite"]
@@ -49,10 +52,13 @@ def parse_hub_name(weights: str | Path) -> HubName:
 
 
 def local_path(weights: str | Path) -> Path:
-    """Where ``weights`` lie on this disk: the path itself, or the folder of a hub's repository, downloaded if need be.
+    """Where ``weights`` lie on this disk: the path itself, the detector that comes with afire (``builtin``), or the
+    folder of a hub's repository, downloaded if need be.
 
     Every command and function that takes weights comes through here.
     """
+    if str(weights) == BUILTIN:
+        return _BUILTIN_FOLDER
     return download(parse_hub_name(weights)) if is_hub_name(weights) else Path(weights)
 
 

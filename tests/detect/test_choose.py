@@ -1,4 +1,4 @@
-"""The choice finds a planted score, adds one that helps, and never takes one that works sign-flipped."""
+"""Scores are weighed: planted ones get the weight, those that know a kind by heart or work sign-flipped get none."""
 
 from __future__ import annotations
 
@@ -26,13 +26,44 @@ def test_the_planted_score_is_chosen() -> None:
     choice = choose(*planted(surprise=0.0, gaussian=1.5, restoration=0.1))
     assert choice.name == "gaussian" and choice.mean_auc == pytest.approx(0.855, abs=0.03)
     assert choice.table["surprise"]["haze"] == pytest.approx(0.5, abs=0.06)
-    assert "not enough" in choice.steps[-1]
+    assert choice.components[0].weight == pytest.approx(1)
 
 
 def test_a_second_score_joins_where_it_helps() -> None:
     choice = choose(*planted(gaussian=1.0, surprise=1.0, restoration=0.0))
     assert {one.name for one in choice.components} == {"gaussian", "surprise"}
     assert choice.mean_auc > choice.table["gaussian"]["texture"] + 0.03
+
+
+def test_weights_follow_what_scores_tell_and_are_shrunk_towards_equal_ones() -> None:
+    choice = choose(*planted(gaussian=2.0, surprise=1.0))
+    weights = {component.name: component.weight for component in choice.components}
+    assert weights["gaussian"] > weights["surprise"] > 0.25, "half of a weight is the same for all"
+    assert sum(weights.values()) == pytest.approx(1)
+    alike = choose(*planted(gaussian=1.0, surprise=1.0))
+    assert all(component.weight == pytest.approx(0.5, abs=0.1) for component in alike.components)
+
+
+def test_a_score_that_learnt_its_drawings_by_heart_gets_no_weight() -> None:
+    rng = np.random.default_rng(1)
+    normal, lesioned = {name: rng.normal(size=FILMS) for name in ("lesion", "gaussian")}, {}
+    for number in range(6):
+        by_heart = 8.0 if number == 0 else 0.1  # what it was trained with, and hardly anything else
+        lesioned[f"kind {number}"] = {
+            "lesion": rng.normal(size=FILMS) + by_heart,
+            "gaussian": rng.normal(size=FILMS) + 0.6,
+        }
+    choice = choose(normal, lesioned)
+    assert choice.table["lesion"]["kind 0"] > 0.99
+    assert choice.name == "gaussian"
+
+
+def test_a_kind_may_have_normals_of_its_own() -> None:
+    normal, lesioned = planted(gaussian=1.0, surprise=1.0)
+    moved = {name: values + 5 for name, values in normal.items()}  # films of another source score higher
+    findings = {name: values + 6 for name, values in normal.items()}
+    choice = choose(normal, {**lesioned, "findings": findings}, references={"findings": moved})
+    assert choice.table["gaussian"]["findings"] == pytest.approx(0.76, abs=0.02), "not 1: against its own normals"
 
 
 def test_sign_flipped_scores_are_not_chosen_however_strong() -> None:

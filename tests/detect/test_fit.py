@@ -16,9 +16,9 @@ from afire.data.keys import Seen, films_seen
 from afire.data.manifest import make_manifest
 from afire.data.pack import DecodedFilms, PackedFilms, open_manifest
 from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, FitTask, load_detector
+from afire.detect.calibrate import asked_scores
 from afire.detect.fit import (
     adaptation,
-    asked_scores,
     detect_settings,
     detection_subsets,
     fit_detector,

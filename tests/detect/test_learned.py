@@ -54,6 +54,10 @@ QUICK: dict[str, list[str]] = {
     "anatpaste": [*OFTEN, "anatpaste.width=8", "anatpaste.opacity_min=1"],
     "cutpaste": [*OFTEN, "cutpaste.width=8", "cutpaste.blocks=1"],
     "nsa": [*OFTEN, "nsa.width=16", "nsa.blocks=1", "nsa.clean=0.2", "nsa.haze=0", "nsa.blend=none"],
+    "taught": [
+        *(*OFTEN, "taught.start=nothing", "taught.films=64", "taught.width=8", "taught.blocks=1", "taught.pasted=0.9"),
+        *("score=peak", "taught.augment.shading=0", "taught.augment.unsharp=0"),
+    ],
 }
 """Settings with which a detector of each kind learns in seconds."""
 LEARNED = [name for name in DETECTORS if issubclass(DETECTORS[name], LearnedDetector)]

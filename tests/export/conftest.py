@@ -16,7 +16,8 @@ from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.detect import DETECTORS
 from afire.detect.base import AnomalyDetector, FitTask, Subsets
-from afire.detect.fit import calibrate, detect_settings, fit_detector, networks_for
+from afire.detect.calibrate import calibrate
+from afire.detect.fit import detect_settings, fit_detector, networks_for
 from afire.detect.learned import LearnedDetector
 from afire.detect.maps import MapDetector
 from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 from afire.config import Config, load_config
 from afire.data.decode import fit_square
 from afire.detect.base import AnomalyDetector, Subsets, load_detector
-from afire.detect.fit import calibrate
+from afire.detect.calibrate import calibrate
 from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.errors import UserError
 from afire.export.formats import (

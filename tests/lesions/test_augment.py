@@ -7,7 +7,8 @@ import torch
 
 from afire.lesions.augment import AugmentSettings, augmented, normal_numbers
 
-OFF = {"turn": 0.0, "zoom": 0.0, "shift": 0.0, "gamma": 0.0, "blur": 0.0, "noise": 0.0}
+OFF = dict.fromkeys(AugmentSettings.model_fields, 0.0)
+STRONG = {"turn": 20.0, "blur": 3.0, "contrast": 0.9, "unsharp": 2.0}
 ROWS = torch.tensor([3, 14, 15, 92, 65, 35])
 
 
@@ -24,7 +25,7 @@ def test_zeros_switch_everything_off(films: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", [*OFF, "all"])
 def test_each_change_is_keyed_and_knows_no_other_film(films: torch.Tensor, name: str) -> None:
-    settings = {} if name == "all" else {**OFF, name: {"turn": 20.0, "blur": 3.0}.get(name, 0.2)}
+    settings = {} if name == "all" else {**OFF, name: STRONG.get(name, 0.2)}
     whole, _ = change(films, **settings)
     assert not torch.allclose(whole, films, atol=1e-3) and whole.min() >= 0 and whole.max() <= 1
     order = torch.tensor([4, 0])
@@ -41,6 +42,46 @@ def test_maps_are_warped_with_their_films_and_keep_their_values() -> None:
     torch.testing.assert_close(maps, images * 0.5)
     grey, maps = change(films * 0.5, films * 0.5, **{**OFF, "gamma": 1.0, "noise": 0.1})
     assert maps is not None and torch.equal(maps, films * 0.5) and not torch.allclose(grey, films * 0.5, atol=0.02)
+
+
+def test_a_coarse_map_goes_where_its_film_goes() -> None:
+    films = torch.zeros(6, 1, 64, 64)
+    films[..., 24:40, 16:32] = 1
+    coarse = torch.nn.functional.avg_pool2d(films, 8)
+    images, maps = change(films, coarse, **{**OFF, "turn": 15.0, "zoom": 0.2, "shift": 0.1, "stretch": 0.2})
+    assert maps is not None and maps.shape == (6, 1, 8, 8)
+    at = torch.arange(8.0)
+    pooled = torch.nn.functional.avg_pool2d(images, 8)
+    for axis in (2, 3):  # the middle of the square, in cells
+        where = [(each.sum(dim=5 - axis)[:, 0] * at).sum(dim=1) / each.sum(dim=(1, 2, 3)) for each in (maps, pooled)]
+        torch.testing.assert_close(where[0], where[1], atol=0.15, rtol=0)
+    assert (pooled - coarse).abs().max() > 0.2
+
+
+def test_stretching_changes_width_and_height_apart() -> None:
+    films = torch.zeros(6, 1, 64, 64)
+    films[..., 16:48, 16:48] = 1
+    images, _ = change(films, **{**OFF, "stretch": 0.3})
+    high, wide = images[:, 0, :, 32].sum(dim=1) / 32, images[:, 0, 32].sum(dim=1) / 32
+    assert (high - wide).abs().max() > 0.1 and ((wide > 0.68) & (wide < 1.32)).all() and wide.unique().numel() == 6
+
+
+def test_a_grey_curve_rises_and_keeps_black_and_white() -> None:
+    ramp = torch.linspace(0, 1, 64).expand(6, 1, 64, 64)
+    images, _ = change(ramp, **{**OFF, "contrast": 0.99})
+    assert (images.diff(dim=-1) > 0).all() and (images - ramp).abs().max() > 0.02
+    torch.testing.assert_close(images[..., [0, -1]], ramp[..., [0, -1]], atol=1e-6, rtol=0)
+
+
+def test_shading_is_slow_and_sharpening_leaves_plains_alone() -> None:
+    grey = torch.full((6, 1, 64, 64), 0.5)
+    shaded, _ = change(grey, **{**OFF, "shading": 0.3})
+    assert 0.05 < (shaded - grey).abs().max() <= 0.3 and shaded.diff(dim=-1).abs().max() < 0.04
+    torch.testing.assert_close(change(grey, **{**OFF, "unsharp": 3.0})[0], grey)
+    edge = grey.clone()
+    edge[..., 32:] = 0.6
+    sharp, _ = change(edge, **{**OFF, "unsharp": 3.0})
+    assert (sharp.amax(dim=(1, 2, 3)) > 0.6).all() and (sharp.amin(dim=(1, 2, 3)) < 0.5).all()
 
 
 def test_blur_is_a_gaussian_of_each_films_own_width() -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from reference import lesions as slow
 
 from afire.data.phantom.film import draw_film
+from afire.lesions import places
 from afire.lesions.places import (
     DRAW_BITS,
     Draw,
@@ -255,3 +256,16 @@ def test_a_batch_is_its_films(chest: np.ndarray) -> None:
     films = np.concatenate([chest, 1 - chest, chest])
     heat = torch.rand(3, GRID, GRID, generator=torch.Generator().manual_seed(0)).numpy()
     assert regions(films, heat) == [regions(films[k : k + 1], heat[k : k + 1])[0] for k in range(3)]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.97])
+def test_packed_fields_grow_and_shrink_as_pooled_ones_do(share: float) -> None:
+    field = torch.rand(3, 56, 56, generator=torch.Generator().manual_seed(0)) < share
+    rows = places._packed(field)
+    assert torch.equal(places._unpacked(rows), field)
+    for cells in (1, 2):
+        side = 2 * cells + 1
+        grown = torch.nn.functional.max_pool2d(field[:, None].float(), side, 1, cells)[:, 0] > 0
+        assert torch.equal(places._unpacked(places._grown(rows, cells)), grown)
+        shrunk = torch.nn.functional.max_pool2d((~field)[:, None].float(), side, 1, cells)[:, 0] == 0
+        assert torch.equal(places._unpacked(places._shrunk(rows, cells)), shrunk)

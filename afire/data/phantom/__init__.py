@@ -8,6 +8,7 @@ Knows anatomy and exposure; knows no other set and no network.
 """
 
 from afire.data.manifest import Box
+from afire.data.phantom.bank import PhantomBank
 from afire.data.phantom.batch import PhantomBatch, draw_batch
 from afire.data.phantom.diseases import DISEASES
 from afire.data.phantom.film import PhantomFilm, draw_film, draw_findings, split_of
@@ -20,6 +21,7 @@ __all__ = [
     "DISEASES",
     "MASK_NUMBERS",
     "Box",
+    "PhantomBank",
     "PhantomBatch",
     "PhantomFilm",
     "Style",

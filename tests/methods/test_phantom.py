@@ -1,0 +1,226 @@
+"""Teaching by phantoms: the loss against a slow reference, what is seen when, and that anatomy is learnt."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from afire.config import Config, load_config
+from afire.data.phantom import ANATOMY, DISEASES
+from afire.errors import UserError
+from afire.lesions.augment import AugmentSettings
+from afire.methods import check_overrides, complete, make_method
+from afire.methods.afire import AFiRe
+from afire.methods.base import Keys
+from afire.methods.phantom import MAPS, PhantomTaught, cells_of, dense_loss, order, overlap
+
+PLAIN = [f"options.augment.{name}=0" for name in AugmentSettings.model_fields]
+
+
+def config(*overrides: str) -> Config:
+    small = ["image.size=32", "encoder.patch_size=8", "options.films=6"]
+    return load_config("tiny", overrides=["method=phantom", *small, *overrides])
+
+
+def begun(*overrides: str, rows: int = 4) -> PhantomTaught:
+    model = PhantomTaught(config(*overrides))
+    model.begin_run(torch.arange(rows), lambda rows: torch.zeros(len(rows), 1, 32, 32))
+    return model.train()
+
+
+def keys(rows: list[int], epoch: int = 0, seed: int = 0) -> Keys:
+    return Keys(seed, epoch, 0, torch.tensor(rows))
+
+
+def films(count: int = 4) -> Tensor:
+    coarse = torch.rand(count, 1, 5, 5, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic").clamp(0, 1)
+
+
+def slow_loss(logits: Tensor, target: Tensor, positive: float) -> Tensor:
+    terms = []
+    for logit, share in zip(logits.flatten(), target.flatten(), strict=True):
+        p = 1 / (1 + torch.exp(-logit))
+        terms.append(-(positive * share * torch.log(p) + (1 - share) * torch.log(1 - p)))
+    return torch.stack(terms).mean()
+
+
+@pytest.mark.parametrize("positive", [1.0, 5.0])
+def test_the_dense_loss_equals_the_reference_in_value_and_gradient(positive: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 3, 2, 2, generator=generator, dtype=torch.float64).requires_grad_()
+    target = torch.rand(2, 3, 2, 2, generator=generator).round(decimals=1)
+    fast, slow = dense_loss(logits, target, positive=positive), slow_loss(logits, target.double(), positive)
+    torch.testing.assert_close(fast, slow)
+    torch.testing.assert_close(torch.autograd.grad(fast, logits), torch.autograd.grad(slow, logits))
+
+
+def test_losses_are_those_of_each_kind_of_map() -> None:
+    model = begun("options.anatomy=0.5", "options.findings=3", "options.any_finding=2", "options.positive=4")
+    outputs = model(model.views(films(), keys([0, 1, 2, 3])))
+    assert outputs["told"].shape == outputs["maps"].shape == (4, MAPS, 8, 8)
+    losses = model.losses(outputs)
+    parts = {"anatomy": slice(0, 13), "findings": slice(13, 27), "any_finding": slice(27, 28)}
+    factors = {"anatomy": (0.5, 1.0), "findings": (3.0, 4.0), "any_finding": (2.0, 4.0)}
+    total = torch.zeros(())
+    for name, part in parts.items():
+        weight, positive = factors[name]
+        p, share = outputs["told"][:, part].sigmoid(), outputs["maps"][:, part]
+        expected = -(positive * share * p.log() + (1 - share) * (1 - p).log()).mean()
+        torch.testing.assert_close(losses[name], expected)
+        total = total + weight * expected
+    torch.testing.assert_close(losses.total, total)
+
+
+def test_each_token_speaks_of_its_own_cells() -> None:
+    values = torch.arange(1 * 6 * 3 * 4).view(1, 6, 12)
+    maps = cells_of(values, (2, 3), 2)
+    assert maps.shape == (1, 3, 4, 6)
+    for token in range(6):
+        row, column = divmod(token, 3)
+        for kind in range(3):
+            cells = maps[0, kind, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            assert cells.flatten().tolist() == values[0, token, 4 * kind : 4 * kind + 4].tolist()
+
+
+def test_without_changes_a_view_is_what_the_bank_holds() -> None:
+    model = begun(*PLAIN)
+    bank = model._bank
+    assert bank is not None and len(bank) == 6
+    views = model.views(films(2), keys([1, 3], epoch=1))  # the second epoch of four rows begins at film 4
+    torch.testing.assert_close(views["films"], torch.from_numpy(bank.images[[5, 1]]) / 255)
+    torch.testing.assert_close(views["maps"][:, : len(ANATOMY)], torch.from_numpy(bank.anatomy[[5, 1]]) / 255)
+    findings = torch.from_numpy(bank.findings[[5, 1]]) / 255
+    torch.testing.assert_close(views["maps"][:, len(ANATOMY) : -1], findings)
+    torch.testing.assert_close(views["maps"][:, -1], findings.amax(dim=1))
+    assert findings.shape[1] == len(DISEASES)
+
+
+def test_views_follow_from_seed_epoch_and_row_alone() -> None:
+    model = begun()
+    views = model.views(films(), keys([0, 1, 2, 3]))
+    again = begun().views(films(2), keys([2, 1]))  # another bank, drawn again, as after a resume
+    for name in ("films", "maps"):
+        torch.testing.assert_close(again[name], views[name][[2, 1]], atol=1e-6, rtol=0)
+    assert not torch.equal(model.views(films(), keys([0, 1, 2, 3], epoch=3))["films"], views["films"])  # same films
+    other = PhantomTaught(config("seed=1"))
+    other.begin_run(torch.arange(4), lambda rows: rows)
+    assert other._bank is not None and model._bank is not None
+    assert (other._bank.images != model._bank.images).any()
+
+
+def test_bad_settings_are_messages() -> None:
+    with pytest.raises(UserError, match="cannot be split into 3 x 3 cells"):
+        make_method(config("options.finer=3"))
+    with pytest.raises(UserError, match="would teach nothing"):
+        make_method(config("options.anatomy=0", "options.findings=0", "options.any_finding=0"))
+    with pytest.raises(UserError, match=r"unknown setting augment\.turns; did you mean augment\.turn"):
+        make_method(config("options.augment.turns=1"))
+    with pytest.raises(UserError, match="no phantom has been drawn"):
+        make_method(config()).views(films(), keys([0, 1, 2, 3]))
+    check_overrides("phantom", ["losses.temperature=0.3"])
+    assert complete(config(), PhantomTaught).options["augment"]["contrast"] == 0.6
+    assert PhantomTaught.own_films(config()) == 6 and PhantomTaught.own_films(config("options.afire=1")) == 0
+    assert AFiRe.own_films(load_config("tiny")) == 0
+
+
+def test_every_parameter_has_a_gradient_and_flops_are_counted() -> None:
+    for settings in ((), ("options.afire=1", "losses.lesion=1", "encoder.drop_path=0.2")):
+        model = begun(*settings)
+        model.losses(model(model.views(films(), keys([0, 1, 2, 3])))).total.backward()
+        trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
+        assert all(model.get_parameter(name).grad is not None for name in trained)
+        assert any(name.startswith("encoder.") for name in trained)
+    alone, both = PhantomTaught(config()), PhantomTaught(config("options.afire=1"))
+    assert both.flops() > 1.5 * alone.flops() > 0
+    assert alone._bank is None
+
+
+def test_afire_beside_it_is_afire_itself() -> None:
+    model = begun("options.afire=0.5", "losses.lesion=1")
+    reference = AFiRe(load_config("tiny", overrides=["image.size=32", "encoder.patch_size=8", "losses.lesion=1"]))
+    assert model.afire is not None
+    for mine, theirs in zip(model.afire.parameters(), reference.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    reference.train()
+    at = keys([0, 1, 2, 3])
+    views = model.views(films(), at)
+    losses = model.losses(model(views))
+    expected = reference.losses(reference(reference.views(films(), at)))
+    for name, value in expected.terms.items():
+        torch.testing.assert_close(losses[name], value)
+    own = losses["anatomy"] + 2 * losses["findings"] + losses["any_finding"]
+    torch.testing.assert_close(losses.total, own + 0.5 * expected.total)
+    model.after_step(losses)
+    reference.after_step(expected)
+    assert torch.equal(model.state_dict()["bank.prototypes"], reference.prototypes)
+    names = model.state_dict().keys()
+    assert len({model.state_dict()[name].data_ptr() for name in names}) == len(names)  # no tensor by two names
+    assert model.restores and model.restore(films()).shape == (4, 16, 64)
+    assert model.trunk() is model.afire.trunk("student")
+
+
+def test_afire_moves_evaluates_and_is_copied_with_it() -> None:
+    model = begun("options.afire=1")
+    assert model.afire is not None
+    model.eval()
+    assert not model.afire.training
+    model.train()
+    assert model.afire.training and not model.afire.teacher.training
+    twin = copy.deepcopy(model)
+    assert twin.afire is not None and twin.afire.student.encoder is twin.encoder is not model.encoder
+    other = PhantomTaught(config("options.afire=1", "seed=3"))
+    other.load_state_dict(model.state_dict())
+    assert other.afire is not None
+    assert torch.equal(other.afire.encode(films(), "student"), model.afire.encode(films(), "student"))
+
+
+def test_overlap_and_order_of_known_maps() -> None:
+    target = torch.zeros(1, 3, 4, 4)
+    target[0, 0, :2], target[0, 1, 0, 0] = 1, 1
+    logits = torch.full_like(target, -1.0)
+    logits[0, 0, :1] = 1  # half of the first part, none of the second; the third is not there
+    assert overlap(logits, target) == pytest.approx((2 * 4 / (4 + 8) + 0) / 2)
+    assert overlap(logits[:, 2:], target[:, 2:]) == 0
+    truth = torch.tensor([0.0, 0.0, 0.2, 1.0, 0.9])
+    assert order(torch.tensor([0.0, 2.0, 9.0, 1.0, 3.0]), truth) == pytest.approx(3 / 4)
+    assert order(torch.ones(5), truth) == 0.5 and order(torch.ones(2), torch.zeros(2)) == 0.5
+
+
+def test_sixty_steps_lower_the_loss_and_health_says_so() -> None:
+    model = begun("options.films=16", rows=16)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    numbers = list(range(16))
+    before = model.health(model.views(films(16), keys(numbers)), {})
+    losses = []
+    for step in range(60):
+        loss = model.losses(model(model.views(films(16), keys(numbers, epoch=step)))).total
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert sum(losses[-3:]) < 0.85 * sum(losses[:3])
+    after = model.health(model.views(films(16), keys(numbers)), {})
+    assert after.numbers["anatomy_dice"] > before.numbers["anatomy_dice"]
+    assert after.numbers["finding_auc"] > 0.6 and math.isfinite(after.numbers["effective_rank"])
+    panels = model.panels(model.views(films(16), keys(numbers)), 3)
+    assert [panel.images.shape for panel in panels] == [(3, 1, 32, 32)] * 5
+    with torch.no_grad():
+        readouts = model.eval().readouts(films(2))
+    assert readouts["anatomy"].shape == (2, 13, 8, 8) and readouts["any_finding"].shape == (2, 1, 8, 8)
+    assert all(value.min() >= 0 and value.max() <= 1 for value in readouts.values())
+
+
+def test_a_collapse_is_red_and_afire_speaks_too() -> None:
+    model = begun("options.afire=1")
+    views = model.views(films(), keys([0, 1, 2, 3]))
+    said = model.health(views, {"structure": 1.0})
+    assert said.numbers["afire_effective_rank"] > 1 and "film dependence" in said.shown
+    with torch.no_grad():
+        for weight in model.encoder.parameters():
+            weight.zero_()
+    assert model.health(views, {"structure": 1.0}).colour == "red"
