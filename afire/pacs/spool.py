@@ -30,6 +30,7 @@ from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
+from afire.pacs.sync import SharedSync, sync
 
 INCOMING, SCORED, OUTGOING = "incoming", "scored", "outgoing"
 DONE, FAILED, QUARANTINE = "done", "failed", "quarantine"
@@ -79,35 +80,6 @@ class Observe(Protocol):
 
 def _nobody(event: str, film: str, *, reason: str = "", kind: str = "") -> None:
     pass
-
-
-class SharedSync:
-    """Syncs a folder for all who ask meanwhile: whoever comes while one is under way waits for the next, together."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._turn = Condition()
-        self._begun = self._finished = 0  # numbers of the last sync that began, and of the last that went well
-        self._is_running = False
-
-    def __call__(self) -> None:
-        """When this returns, what was renamed in the folder before the call is safe."""
-        with self._turn:
-            wanted = self._begun + 1
-            self._turn.wait_for(lambda: not self._is_running or self._finished >= wanted)
-            if self._finished >= wanted:
-                return
-            self._is_running, self._begun = True, self._begun + 1
-            number = self._begun
-        went_well = False
-        try:
-            _sync(self._folder)
-            went_well = True
-        finally:
-            with self._turn:
-                self._is_running = False
-                self._finished = number if went_well else self._finished
-                self._turn.notify_all()
 
 
 class Spool:
@@ -204,8 +176,8 @@ class Spool:
                 _write_results(part, objects)
             for part in parts.values():
                 for file in part.iterdir():
-                    _sync(file)
-                _sync(part)
+                    sync(file)
+                sync(part)
         except OSError:  # a full disk: what was written of them would keep it full
             for part in parts.values():
                 shutil.rmtree(part, ignore_errors=True)
@@ -213,7 +185,7 @@ class Spool:
         for result, part in parts.items():
             shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
             part.rename(self.root / SCORED / str(result))
-        _sync(self.root / SCORED)
+        sync(self.root / SCORED)
         for result in parts:
             self._observe("scored", result.name.film)
             self._clear_film(result)
@@ -241,7 +213,7 @@ class Spool:
         folder = self.root / FAILED / str(name)
         folder.mkdir(exist_ok=True)
         write_json(folder / REASON, {"reason": reason})
-        _sync(self.root / FAILED)
+        sync(self.root / FAILED)
         _move(self._film(name), folder / FILM_FILE)
         self._observe("failed", name.film, reason=reason)
 
@@ -323,7 +295,7 @@ class Spool:
             remove_unfinished(self.root / state)
         for folder in (self.root / DONE).iterdir():
             remove_unfinished(folder)
-        _sync(self.root)
+        sync(self.root)
         for folder in _oldest_first(self.root / SCORED):
             self._clear_film(_result_name(folder))
         for folder in _oldest_first(self.root / OUTGOING):
@@ -405,7 +377,7 @@ def _move(source: Path, target: Path) -> None:
     """Rename so that a power cut does not undo it."""
     source.rename(target)
     for folder in {source.parent, target.parent}:
-        _sync(folder)
+        sync(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -415,12 +387,3 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         folder.rename(gone)
         shutil.rmtree(gone)
-
-
-def _sync(path: Path) -> None:
-    """A file or the names in a folder, so that a power cut does not undo them."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

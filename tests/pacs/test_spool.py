@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from afire.pacs.spool import FilmName, Receipt, ResultName, SharedSync, Spool
+from afire.pacs.spool import FilmName, Receipt, ResultName, Spool
+from afire.pacs.sync import SharedSync
 
 RECIPE = "aa11"
 FILMS = {FilmName("0a0a", "1111"): b"film a", FilmName("0b0b", "2222"): b"film b"}
@@ -245,7 +246,7 @@ def test_one_sync_serves_all_who_ask_meanwhile(tmp_path: Path, monkeypatch: pyte
         begun.set()
         may_end.wait(20)
 
-    monkeypatch.setattr("afire.pacs.spool._sync", slow)
+    monkeypatch.setattr("afire.pacs.sync.sync", slow)
     shared = SharedSync(tmp_path)
     threads = [threading.Thread(target=shared) for _ in range(6)]
     threads[0].start()
@@ -276,7 +277,7 @@ def test_who_waited_for_a_sync_that_failed_syncs_again(tmp_path: Path, monkeypat
         except OSError:
             answers.append("full")
 
-    monkeypatch.setattr("afire.pacs.spool._sync", failing_first)
+    monkeypatch.setattr("afire.pacs.sync.sync", failing_first)
     shared = SharedSync(tmp_path)
     threads = [threading.Thread(target=ask) for _ in range(3)]
     threads[0].start()
