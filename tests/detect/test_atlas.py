@@ -103,6 +103,5 @@ def test_the_closest_patches_are_those_of_a_slow_search() -> None:
         for column in range(4):
             far = [float(((patches[row, column, k].astype(int) - pieces[row, column]) ** 2).mean()) for k in range(5)]
             assert found[row, column].tolist() == sorted(range(5), key=far.__getitem__)[:3]
-    own = pieces[2, 1].astype(np.uint8)
-    patches[2, 1, 4] = own
-    assert atlas.closest(film, 1)[2, 1, 0] == 4, "itself above all"
+    patches[2, 1, 4] = pieces[2, 1]
+    assert NormalAtlas(10, atlas.mean, 4, patches).closest(film, 1)[2, 1, 0] == 4, "itself above all"

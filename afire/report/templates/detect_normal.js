@@ -102,6 +102,6 @@ function showNormal() {
 
 if (report.normal.mean) {
   makeCard("this film");
-  makeCard("normal films, mean");
-  for (let number = 0; number < report.normal.shown; number++) makeCard("a normal film");
+  makeCard("normal mean");
+  for (let number = 0; number < report.normal.shown; number++) makeCard("normal film");
 }
