@@ -6,11 +6,12 @@ Presets are small YAML files beside this module that say only what differs from 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -19,8 +20,12 @@ from afire.errors import UserError
 
 Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
-PRESETS = ("paper", "original", "small", "tiny")
-VIT_SIZES = {"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)}  # width, depth, heads
+PRESETS = ("paper", "original", "large", "huge", "small", "tiny")
+VIT_SIZES = {  # width, depth, heads
+    **{"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)},
+    **{"large": (1024, 24, 16), "huge": (1280, 32, 16)},
+}
+_BUDGETS = ("epochs", "film_views_min", "minutes")  # of a run; the last that is said counts
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -28,6 +33,8 @@ class Section(BaseModel):
     """A group of settings: frozen, and strict about names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    former: ClassVar[tuple[str, ...]] = ()
+    """Names of earlier versions, which a validator of the section takes in."""
 
 
 SectionType = TypeVar("SectionType", bound=Section)
@@ -86,13 +93,16 @@ class LesionConfig(Section):
 class EncoderConfig(Section):
     """The vision transformer."""
 
-    size: Literal["tiny", "small", "base"] | None = Field(
-        None, description="a named size (tiny, small, base) instead of width, depth and heads; null = by number"
+    size: Literal["tiny", "small", "base", "large", "huge"] | None = Field(
+        None, description="tiny, small, base, large or huge instead of width, depth and heads; null = by number"
     )
     width: int = Field(768, ge=12, description="width D of a token")
     depth: int = Field(12, ge=1, description="number of blocks")
     heads: int = Field(12, ge=1, description="attention heads")
     patch_size: int = Field(16, ge=2, description="side of a patch in pixels")
+    stem: Literal["patch", "conv"] = Field(
+        "patch", description="patches through one matrix, or strided 3x3 convolutions (patch_size a power of 2)"
+    )
     positions: Literal["sincos", "learned"] = Field("sincos", description="fixed 2-D sin-cos, or learned")
     drop_path: float = Field(0.0, ge=0, lt=1, description="stochastic depth of the last block, rising linearly")
     gradient_checkpointing: bool = Field(False, description="recompute blocks in backward: less memory, slower")
@@ -118,6 +128,8 @@ class EncoderConfig(Section):
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.width % 4:
             raise ValueError(f"width {self.width} is not a multiple of 4, which 2-D sin-cos positions need")
+        if self.stem == "conv" and self.patch_size & (self.patch_size - 1):
+            raise ValueError(f"stem conv halves films and needs a patch_size such as 8 or 16, not {self.patch_size}")
         return self
 
 
@@ -191,6 +203,12 @@ class TrainingConfig(Section):
     """The pre-training recipe."""
 
     epochs: int = Field(800, ge=1, description="passes over the normal films")
+    film_views_min: int = Field(
+        0, ge=0, description="films seen in all, at the least: few films get more epochs for it; 0 = epochs alone"
+    )
+    minutes: float = Field(
+        0, ge=0, description="length by the clock: epochs follow from the speed, measured once at the start; 0 = not"
+    )
     batch_size: int = Field(64, ge=1, description="films in one update, of all processes together, before views")
     learning_rate: float = Field(5e-4, gt=0, description="for a batch of 256; scaled linearly with it")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
@@ -207,6 +225,10 @@ class TrainingConfig(Section):
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="arithmetic of the networks")
     compile: bool = Field(False, description="torch.compile the networks")
+    shard: Literal["none", "ddp", "fsdp"] = Field(
+        "ddp",
+        description="how processes share the weights: ddp, each has all; fsdp, each has a part; none: one process only",
+    )
 
 
 class RunConfig(Section):
@@ -223,7 +245,23 @@ class RunConfig(Section):
     check_images: bool = Field(
         False, description="look at the values of every batch (a GPU waits for it); for hunting a fault in own code"
     )
-    wandb: bool = Field(False, description="also log to Weights & Biases (needs the extra afire[wandb])")
+    tracking: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        ("tensorboard",), description="where numbers go beside metrics.jsonl: tensorboard, wandb, mlflow; [] = nowhere"
+    )
+    former = ("wandb",)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tracking_by_name(cls, values: Any) -> Any:
+        """One name, or several behind commas, instead of a list; and what was ``wandb: true``."""
+        if not isinstance(values, Mapping):
+            return values
+        asked = values.get("tracking", ("tensorboard",))
+        names = [name.strip() for name in asked.split(",") if name.strip()] if isinstance(asked, str) else asked
+        if values.get("wandb"):
+            logging.getLogger("afire").warning("run.wandb is now run.tracking=tensorboard,wandb.")
+            names = [*names, *({"wandb"} - {*names})]
+        return {**{key: value for key, value in values.items() if key != "wandb"}, "tracking": names}
 
 
 class Config(Section):
@@ -253,19 +291,30 @@ class Config(Section):
         return self
 
 
-def load_config(preset: str | None = None, file: Path | None = None, overrides: Iterable[str] = ()) -> Config:
-    """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out."""
-    files = [preset_path(preset)] if preset is not None else []
-    return load_settings(Config, [*files, *([file] if file is not None else [])], overrides)
+def load_config(
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Iterable[str] = (),
+    weights: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out.
+
+    What ``weights`` say of themselves counts more than a preset, which cannot know them, and less than the others.
+    """
+    presets = [_read_yaml(preset_path(preset))] if preset is not None else []
+    return load_settings(Config, [*presets, weights, *([file] if file is not None else [])], overrides)
 
 
-def load_settings(kind: type[SectionType], files: Iterable[Path], overrides: Iterable[str] = ()) -> SectionType:
-    """Settings of any kind: defaults, then each YAML file, then ``key.sub=value`` overrides."""
+def load_settings(
+    kind: type[SectionType], layers: Iterable[Path | Mapping[str, Any]], overrides: Iterable[str] = ()
+) -> SectionType:
+    """Settings of any kind: defaults, then each YAML file or mapping, then ``key.sub=value`` overrides."""
     values: dict[str, Any] = {}
-    for file in files:
-        _merge(values, _read_yaml(file))
+    asked: dict[str, Any] = {}
     for override in overrides:
-        _merge(values, parse_override(override))
+        _merge(asked, parse_override(override))
+    for layer in (*layers, asked):
+        _merge(values, _one_budget(_read_yaml(layer) if isinstance(layer, Path) else layer, kind))
     return validate(values, kind)
 
 
@@ -273,8 +322,20 @@ def changed(config: SectionType, *values: Mapping[str, Any]) -> SectionType:
     """The same settings but for ``values``, which are nested as in a YAML file; later ones count."""
     merged = config.model_dump()
     for each in values:
-        _merge(merged, each)
+        _merge(merged, _one_budget(each, type(config)))
     return validate(merged, type(config))
+
+
+def _one_budget(values: Mapping[str, Any], kind: type[Section]) -> Mapping[str, Any]:
+    """Who says how long a run is overrules all that was said before: epochs, say, the film views of a preset."""
+    training = values.get("training")
+    if (
+        not issubclass(kind, Config)
+        or not isinstance(training, Mapping)
+        or not any(name in training for name in _BUDGETS)
+    ):
+        return values
+    return {**values, "training": {**dict.fromkeys(_BUDGETS[1:], 0), **training}}
 
 
 def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -> Path:
@@ -373,6 +434,8 @@ def find_unknown(path: Sequence[str], kind: type[Section]) -> Unknown | None:
     """The first name of a dotted key that settings of a kind do not have; None where they have all of it."""
     section = kind
     for depth, name in enumerate(path):
+        if name in section.former:
+            return None
         if name not in section.model_fields:
             return _unknown(name, section, "".join(f"{above}." for above in path[:depth]))
         annotation = section.model_fields[name].annotation
@@ -396,6 +459,8 @@ def _unknown(name: str, section: type[Section], path: str) -> Unknown:
 def _check_names(values: Mapping[str, Any], section: type[Section], path: str) -> None:
     known = section.model_fields
     for key, value in values.items():
+        if key in section.former:
+            continue
         if key not in known:
             raise UserError(str(_unknown(str(key), section, path)))
         annotation = known[key].annotation

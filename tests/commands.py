@@ -138,11 +138,16 @@ def run(
     return _checked(start(*words, folder=folder, before=before), expect)
 
 
-def run_processes(count: int, *words: object, folder: Path | None = None, expect: int = 0) -> list[Ended]:
-    """One run of ``count`` processes, as torchrun starts them; the end of each must be ``expect``."""
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+        return int(free.getsockname()[1])
+
+
+def run_processes(count: int, *words: object, folder: Path | None = None, expect: int = 0) -> list[Ended]:
+    """One run of ``count`` processes, as torchrun starts them; the end of each must be ``expect``."""
+    port = str(free_port())
     shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
     return [_checked(command, expect) for command in [start(*words, folder=folder, environment=rank) for rank in ranks]]

@@ -68,7 +68,7 @@ def export(
     from afire.export.write import convert
     from afire.weights import open_weights
 
-    opened = open_weights(weights, asked_config(preset, config_file, overrides), network=network)
+    opened = open_weights(weights, asked_config(preset, config_file, overrides, weights=weights), network=network)
     with_detector = detector is not None or not opened.holds_trunk or (form == "onnx" and preprocess != "none")
     fitted = find_detector(opened, detector) if with_detector else None
     done = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -83,7 +85,8 @@ Weights = Annotated[
     str,
     typer.Option(
         "--weights",
-        help="A run, a bundle, hf://owner/name, a file (timm, DINO, MAE, Hugging Face, original AFiRe) or random.",
+        help="A run, a bundle, hf://owner/name, timm:NAME, a file (timm, DINO, MAE, Hugging Face, original AFiRe) or "
+        "random.",
         metavar="WEIGHTS",
     ),
 ]
@@ -140,25 +143,47 @@ def parse_labels(text: str | None) -> list[str] | None:
     return [word.strip() for word in text.split(",") if word.strip()] or None
 
 
-def model_config(preset: str | None, file: Path | None, overrides: list[str] | None) -> Config:
-    """The settings of networks and pre-training, as the options give them."""
+def model_config(
+    preset: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    weights: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """The settings of networks and pre-training, as the options give them, on top of what ``weights`` say."""
     from afire.cli.settings import PRETRAIN, sort_settings
     from afire.config import load_config
 
     [own] = sort_settings(overrides, PRETRAIN)
-    return load_config(preset, file, own)
+    return load_config(preset, file, own, weights)
 
 
 def asked_config(
-    preset: str | None, file: Path | None, overrides: list[str] | None, data: Path | None = None
+    preset: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    data: Path | None = None,
+    weights: str | Path | None = None,
 ) -> Config | None:
-    """The settings the user gave, for films as ``data`` packs them; None without any, as a run brings its own."""
+    """The settings the user gave, completed by what a file of ``weights`` says, for films as ``data`` packs them.
+
+    None where nobody says any, as a run brings its own.
+    """
     from afire.data.pack import config_for
 
-    if not (preset or file or overrides):
+    said = _said_by(weights, data, preset)
+    if not (preset or file or overrides or said):
         return None
-    config = model_config(preset, file, overrides)
+    config = model_config(preset, file, overrides, said)
     return config_for(config, data) if data is not None else config
+
+
+def _said_by(weights: str | Path | None, data: Path | None, preset: str | None) -> Mapping[str, Any]:
+    """Nothing where each seed has weights of its own: those are opened one by one, and must be alike."""
+    if weights is None or "{seed}" in str(weights):
+        return {}
+    from afire.weights import said_by
+
+    return said_by(weights, data, preset)
 
 
 def fraction_folder(out: Path, fraction: float, several: bool) -> Path:

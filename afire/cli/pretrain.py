@@ -10,12 +10,15 @@ import typer
 from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose, is_first_process
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
     from afire.config import Config
     from afire.data.pack import Films
     from afire.data.splits import Split
+    from afire.training.pretrain import Observer
 
 MethodName = Annotated[
     str | None,
@@ -85,6 +88,14 @@ def _method_yaml(method: str | None, settings: Config) -> str:
     return to_yaml(settings, unread(settings.method), options)
 
 
+def _refuse_two_lengths(settings: Sequence[str]) -> None:
+    from afire.errors import UserError
+
+    for setting in settings:
+        if setting.partition("=")[0].strip() in ("training.epochs", "training.film_views_min"):
+            raise UserError(f"--minutes and --set {setting} both say how long to train; give one of them.")
+
+
 def _given(
     config: Config, data: Path, root: Path | None, split: Path | None, first: bool
 ) -> tuple[Films, NDArray[np.int64], Split | None]:
@@ -141,9 +152,13 @@ def pretrain(
     init: Annotated[
         str | None,
         typer.Option(
-            help="Start from weights: a run, a bundle, hf://owner/name, or a timm, DINO, MAE, Hugging Face or original "
-            "AFiRe file."
+            help="Start from weights: a run, a bundle, hf://owner/name, timm:NAME, or a timm, DINO, MAE, Hugging Face "
+            "or original AFiRe file, whose architecture is then the run's."
         ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="How long to train: epochs follow from the speed, measured once at the start.", min=0.01),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Resume although settings or data changed.")] = False,
@@ -168,27 +183,37 @@ def pretrain(
     from afire.errors import UserError
     from afire.methods import check_overrides
     from afire.training.pretrain import pretrain as run_pretraining
-    from afire.weights import start_from
+    from afire.weights import said_by, start_from
 
     logger = logging.getLogger("afire")
-    asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
+    length = [f"training.minutes={minutes}"] if minutes is not None else []
+    asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else []), *length]
     [settings] = sort_settings(asked, PRETRAIN)
-    config = load_config(preset, config_file, settings)
+    if minutes is not None:
+        _refuse_two_lengths(settings)
+    said = said_by(init, data, preset) if init is not None else {}
+    config = load_config(preset, config_file, settings, said)
     config = config if data is None else config_for(config, data)
     check_overrides(config.method, settings)
     first = is_first_process()
     films, rows, chosen_split = _drawn(config, split) if data is None else _given(config, data, root, split, first)
-    observers: list[object] = []
-    if config.run.picture_epochs:
-        from afire.report.sheets import EpochPictures
-
-        observers.append(EpochPictures(config.run.picture_epochs, config.training.epochs))
     if config.run.probe_epochs and data is None:
         raise UserError("the online probe (run.probe_epochs) needs films with labels; give them with --data.")
-    if config.run.probe_epochs and first:
-        from afire.training.online import OnlineProbe
 
-        observers.append(OnlineProbe(films, chosen_split, config.run.probe_epochs, config.run.probe_films, config.seed))
+    def observers(settled: Config) -> list[Observer]:
+        """Those of the run, whose length is known now."""
+        run = settled.run
+        watching: list[Observer] = []
+        if run.picture_epochs:
+            from afire.report.sheets import EpochPictures
+
+            watching.append(EpochPictures(run.picture_epochs, settled.training.epochs))
+        if run.probe_epochs and first:
+            from afire.training.online import OnlineProbe
+
+            watching.append(OnlineProbe(films, chosen_split, run.probe_epochs, run.probe_films, settled.seed))
+        return watching
+
     result = run_pretraining(
         config,
         films,
@@ -200,7 +225,7 @@ def pretrain(
         resume=resume,
         force=force,
         device=device,
-        observers=observers,  # type: ignore[arg-type]
+        observers=observers,
     )
     if first:
         endings = {

@@ -92,7 +92,7 @@ def probe(
     """
     from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_labels, parse_seeds
     from afire.data.splits import read_split
-    from afire.tasks.features import default_cache
+    from afire.tasks.features import TRIVIAL, default_cache
     from afire.tasks.probe import ProbeTask, run_probe
     from afire.tasks.results import check_out
 
@@ -112,7 +112,7 @@ def probe(
         seeds=parse_seeds(seeds),
         folds=folds,
         name=name,
-        config=asked_config(preset, config_file, overrides),
+        config=asked_config(preset, config_file, overrides, data, None if weights in TRIVIAL else weights),
         cache=None if no_cache else cache or default_cache(),
         device=device,
     )
@@ -292,7 +292,7 @@ def embed(
     if out.exists() and not force:
         raise UserError(f"{out} already exists; add --force to replace it.")
     target = pick_device(device)
-    asked = asked_config(preset, config_file, overrides, data)
+    asked = asked_config(preset, config_file, overrides, data, weights)
     backbone = open_weights(weights, asked, network=network, seed=seed)
     logging.getLogger("afire").info("%s: %s", backbone.name, backbone.report)
     image = backbone.config.image
@@ -361,7 +361,7 @@ def experiment_of(
         split=read_split(split) if split is not None else None,
         folds=folds,
         name=name,
-        model=asked_config(preset, config_file, overrides),
+        model=asked_config(preset, config_file, overrides, data, weights),
         network=network,
         device=device,
         resume=resume,

@@ -52,7 +52,7 @@ from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
 from afire.training.pretrain import Start, pretrain
 from afire.training.run_folder import environment, newest_checkpoint
-from afire.weights import RANDOM, Weights, open_weights, start_from
+from afire.weights import RANDOM, Weights, open_weights, said_by, start_from
 
 
 def paper_procedure(config: Config) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     batch = batch_of(recipe.batch_size, films, config.training.accumulate)
     training = config.training.model_copy(
         update={
-            "epochs": recipe.epochs,
+            **{"epochs": recipe.epochs, "film_views_min": 0, "minutes": 0.0},
             **batch,
             # The loop scales by batch / 256; this undoes it.
             "learning_rate": recipe.learning_rate * 256 / batch["batch_size"],
@@ -233,11 +233,15 @@ class Networks:
 
 
 def open_networks(
-    weights: str, preset: str | None = None, file: Path | None = None, overrides: Sequence[str] = ()
+    weights: str,
+    preset: str | None = None,
+    file: Path | None = None,
+    overrides: Sequence[str] = (),
+    data: Path | None = None,
 ) -> Networks:
     """``weights`` is a run, a checkpoint of one, a bundle, an encoder's file or ``random``.
 
-    A run and a bundle bring their settings; the others need them.
+    A run and a bundle bring their settings, a file its architecture for films as ``data`` packs them.
     """
     for override in overrides:
         if override.strip().startswith("lesions."):
@@ -247,7 +251,8 @@ def open_networks(
     if opened.brings_settings:
         _refuse_settings(preset, file, overrides)
         return Networks(opened.config, opened, opened.run)
-    asked = load_config(preset, file, overrides) if preset is not None or file is not None or overrides else None
+    said = said_by(weights, data, preset)
+    asked = load_config(preset, file, overrides, said) if preset or file or overrides or said else None
     config = open_weights(weights, asked).config
     return Networks(config, init=None if weights == RANDOM else weights)
 
@@ -269,7 +274,7 @@ def networks_for(
             raise UserError(
                 f"the detector {method} needs --weights: a run, a bundle, a file of a ViT, or random (with --preset)."
             )
-        return open_networks(weights, preset, file, overrides)
+        return open_networks(weights, preset, file, overrides, data)
     if weights is not None:
         raise UserError(f"the detector {method} trains networks of its own; leave out --weights.")
     config = load_config(preset, file, overrides)

@@ -10,6 +10,7 @@ Shapes: B films of S x S pixels, L = rows x columns places of the heatmap, D wid
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,8 @@ from afire.weights import RANDOM, Weights, open_weights, pick_device
 _LEAST_SD, _NOTHING = 0.01, 1e-12  # of a token's numbers, as a share of the usual one; and of all
 CELL = 8  # pixels of a film in one place of the heatmap, along each side
 _STANDARD_FILMS = 2048  # that settle what is usual at a place
+
+logger = logging.getLogger("afire")
 
 
 class TrainConfig(Section):
@@ -292,7 +295,12 @@ class OnTrunk(LearnedDetector):
 
 def trunk_weights(task: FitTask) -> Weights:
     """The weights that the task names; random ones follow from its seed."""
-    return task.pretrained or open_weights(task.init or RANDOM, task.config, seed=task.settings.seed)
+    if task.pretrained is not None:
+        return task.pretrained
+    weights = open_weights(task.init or RANDOM, task.config, seed=task.settings.seed)
+    if task.init is not None:
+        logger.info("%s: %s", weights.name, weights.report)
+    return weights
 
 
 def random_trunk(method: str, task: FitTask) -> Iterator[str]:

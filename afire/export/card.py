@@ -142,7 +142,7 @@ def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str
     sections = [
         _front_matter(about["licence"], holds),
         f"# {name}\n\n**{_DISCLAIMER}** {_subject(about, config)} exported by afire {about['afire']}.",
-        _use(holds, detector is not None),
+        _use(holds, detector is not None, config),
         _data(about["source"]) if is_method else _detector_data(holds, detector),
         _settings(config, about["source"], sizes) if is_method else _detector_settings(config, about, sizes),
         _results(about["results"]),
@@ -150,7 +150,7 @@ def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str
         _limits(config, holds),
         f"## Licence\n\n{about['licence']}\n\nThe weights' licence is the exporter's to state; films that a model was"
         " trained on may carry conditions of their own.",
-        _files(list(sizes), detector is not None),
+        _files(list(sizes), detector is not None, config),
         f"{_DISCLAIMER}\n",
     ]
     return "\n\n".join(section for section in sections if section)
@@ -180,7 +180,7 @@ def _front_matter(licence: str, holds: Holds) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _use(holds: Holds, detects: bool) -> str:
+def _use(holds: Holds, detects: bool, config: Config) -> str:
     lines = [
         'model = afire.load("path/of/this/folder")    # or hf://owner/name',
         'images = model.read(["film.png"])            # PNG, JPEG, TIFF or DICOM -> (B, 1, S, S) in [0, 1]',
@@ -190,7 +190,8 @@ def _use(holds: Holds, detects: bool) -> str:
         lines.append("vector = model.embed(images)                 # (B, D), their mean")
     if detects:
         lines.append("found = model.detect(images)                 # found.score, found.p_value, found.heatmap")
-    code, formats = "\n".join(lines), "onnx" if holds == "detector" else "onnx|hf|timm|torch"
+    others = "onnx|hf|timm|torch" if config.encoder.stem == "patch" else "onnx|torch"
+    code, formats = "\n".join(lines), "onnx" if holds == "detector" else others
     films = "\n`afire detect run FILMS --model FOLDER --out OUT` scores a folder of films." if detects else ""
     return f"""## Use
 
@@ -272,8 +273,8 @@ def _input_row(config: Config) -> str:
 def _encoder_row(config: Config) -> str:
     encoder = config.encoder
     return (
-        f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}, "
-        f"{encoder.positions} positions"
+        f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}"
+        f"{' by a convolutional stem' if encoder.stem == 'conv' else ''}, {encoder.positions} positions"
     )
 
 
@@ -356,10 +357,11 @@ def _limits(config: Config, holds: Holds) -> str:
 - Weights learnt from films can be probed for age, sex and site; treat them as you would treat derived data."""
 
 
-def _files(components: Sequence[str], has_detector: bool) -> str:
+def _files(components: Sequence[str], has_detector: bool, config: Config) -> str:
+    names = "in timm's names" + ("" if config.encoder.stem == "patch" else " but for its convolutional stem")
     others = ", ".join(f"`{name}.safetensors`" for name in components if name != ENCODER)
     files = [
-        "`encoder.safetensors` (in timm's names: the one to use)" if ENCODER in components else "",
+        f"`encoder.safetensors` ({names}: the one to use)" if ENCODER in components else "",
         f"{others} (what else the method has)" if others else "",
         f"`{DETECTOR}/` the detector with its networks, calibration and threshold" if has_detector else "",
         "`config.json` every setting",

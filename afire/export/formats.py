@@ -387,6 +387,8 @@ class Format:
     """The extra of afire that brings them."""
     has_detectors: bool = False
     """Whether a detector can be written too."""
+    patches_only: bool = False
+    """Whether it is a ViT of another library, whose patches go through one matrix, and no graph."""
 
     def require_writer(self) -> None:
         """Refuse, with the extra to install, where a package is missing."""
@@ -405,7 +407,15 @@ def missing(modules: tuple[str, ...]) -> list[str]:
 FORMATS = {
     form.name: form
     for form in (
-        Format("timm", "timm", write_timm, run_timm, needs_to_run=("timm", "torchvision"), extra="timm"),
+        Format(
+            "timm",
+            "timm",
+            write_timm,
+            run_timm,
+            needs_to_run=("timm", "torchvision"),
+            extra="timm",
+            patches_only=True,
+        ),
         Format(
             "hf",
             "transformers",
@@ -413,6 +423,7 @@ FORMATS = {
             run_hf,
             needs_to_run=("transformers",),
             extra="transformers",
+            patches_only=True,
         ),
         Format(
             "onnx",

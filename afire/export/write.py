@@ -144,6 +144,11 @@ def _check(backbone: Weights, form: Format, detector: AnomalyDetector | None, pr
             f"{backbone.name} holds the detector {backbone.config.method} alone, and --format {form.name} takes an "
             "encoder; use --format onnx, or export a bundle."
         )
+    if backbone.holds_trunk and backbone.config.encoder.stem != "patch" and form.patches_only:
+        raise UserError(
+            f"{form.backend} knows no encoder with a convolutional stem (encoder.stem conv), so that --format "
+            f"{form.name} cannot hold {backbone.name}; use --format {' or '.join(_GRAPHS)}, or export a bundle."
+        )
     if detector is not None and not form.has_detectors:
         raise UserError(f"--detector goes into a bundle or --format onnx; {form.name} has no place for it.")
     if form.name not in _GRAPHS and preprocess != "normalise":

@@ -40,6 +40,7 @@ _FIELD_SIDE = 56  # what the lung field is found on anyway
 _IN_LUNG = 0.25  # share of a cell that must be lung
 _WHOLE_FILM = 0.9  # a lung field this large is none
 _SMALLEST_LUNG = 0.02  # of the film, on either side of its middle
+_RIM, _BELOW = 0.065, 0.15  # how far the chest reaches beyond the lungs seen in it, as a share of the film
 _ZONES = ("upper", "middle", "lower")
 
 
@@ -331,10 +332,25 @@ def region_message(region: Region, low: float) -> str:
 
 
 def _region(lungs: _Lungs, heat_RC: NDArray[np.float32]) -> Region:
+    """The hottest cell within the chest: what is hot on a border, a shutter or a marker is no finding, and one that
+    reaches beyond the chest is hot inside too."""
     rows, columns = heat_RC.shape
-    row, column = divmod(int(heat_RC.argmax()), columns)
+    chest = np.where(_within_chest(lungs, rows, columns), heat_RC, -np.inf)
+    hottest = chest if chest.max() > 0 else heat_RC  # nothing in the chest stands out at all
+    row, column = divmod(int(hottest.argmax()), columns)
     x, y = (column + 0.5) / columns, (row + 0.5) / rows
     return Region(_words(lungs, x, y, 1 / columns, 1 / rows), x, y, float(heat_RC[row, column]))
+
+
+def _within_chest(lungs: _Lungs, rows: int, columns: int) -> NDArray[np.bool_]:
+    """(R, C): cells around the lungs; without lungs to go by, all but the outermost."""
+    y, x = (np.arange(rows) + 0.5) / rows, (np.arange(columns) + 0.5) / columns
+    left, right, top, bottom = (_RIM, 1 - _RIM) * 2 if min(rows, columns) > 2 else (0.0, 1.0) * 2
+    if lungs.field is not None:
+        left, right = max(left, lungs.outer[0] - _RIM), min(right, lungs.outer[1] + _RIM)
+        top, bottom = max(top, lungs.top - _RIM), min(bottom, lungs.bottom + _BELOW)
+    inside: NDArray[np.bool_] = ((y > top) & (y < bottom))[:, None] & ((x > left) & (x < right))
+    return inside if inside.any() else np.ones((rows, columns), bool)
 
 
 def _words(lungs: _Lungs, x: float, y: float, width: float, height: float) -> str:

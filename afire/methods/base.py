@@ -38,7 +38,7 @@ from afire.config import Config, Section, validate
 from afire.errors import UserError
 from afire.lesions.places import Draw, keyed, unit
 from afire.methods.health import Health
-from afire.nn.vit import Normalise, VisionTransformer, check_films, grid_of, patchify, unpatchify
+from afire.nn.vit import Block, Normalise, VisionTransformer, check_films, grid_of, patchify, unpatchify
 
 Views = Mapping[str, Tensor]
 Outputs = Mapping[str, Tensor]
@@ -194,6 +194,11 @@ class Learner(nn.Module, ABC):
     def views_per_film(self) -> int:
         """For the films per second of a run."""
         return 1
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """The name is accelerate's: the modules that FSDP gathers at once. What lies outside is gathered for a step."""
+        return [Block.__name__] if any(isinstance(part, Block) for part in self.modules()) else []
 
     def flops(self) -> float:
         """Counted floating-point operations of one film in one update, forward and backward; the mean over a run."""

@@ -37,7 +37,9 @@ _CHUNK = 1 << 26  # pair scores held at a time, 256 MB
 @torch.no_grad()
 def follow(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
     """Eq. 1, in place and in one fused pass: teacher = momentum * teacher + (1 - momentum) * student."""
-    torch._foreach_lerp_([*teacher], [*student], 1 - momentum)
+    # Of weights in parts each process moves its own: both networks are cut in the same way.
+    own, towards = ([distributed.own_part(tensor) for tensor in tensors] for tensors in (teacher, student))
+    torch._foreach_lerp_(own, towards, 1 - momentum)
 
 
 def token_log_probabilities(logits: Tensor, temperature: float) -> Tensor:

@@ -2,7 +2,10 @@
 
 DDP averages gradients over the W processes. A loss that is a mean over the *global* batch is therefore written on
 each process as W / N_global * (sum over the local part): the average of the gradients is then the gradient of the
-global mean, whatever share of the N_global terms each process holds.
+global mean, whatever share of the N_global terms each process holds. FSDP averages them in the same way.
+
+Under FSDP a weight lies in parts: each process holds some of its rows, as a ``DTensor``. What is done element by
+element may be done on the own part of each process; what needs the whole tensor is a collective call.
 """
 
 from __future__ import annotations
@@ -76,5 +79,39 @@ class _Gather(torch.autograd.Function):
         """Each process wants the sum of its own rows only: a share of what summing all rows everywhere would send."""
         gradient = gradients[0].contiguous()
         own = gradient.new_empty((ctx.rows, *gradient.shape[1:]))
-        dist.reduce_scatter_tensor(own, gradient)
+        # torch 2.13 has another name for it, and warns about the one that older versions know.
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        scatter(own, gradient)
         return own
+
+
+def in_parts(tensor: Tensor) -> bool:
+    """Whether each process holds only a part of a tensor (asked by its methods: the class moves between versions)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, in the same memory; all of it where it is not in parts."""
+    if not in_parts(tensor):
+        return tensor
+    with torch.no_grad():
+        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor from its parts; itself where it is not in parts. Carries no gradient. A collective call."""
+    if not in_parts(tensor):
+        return tensor
+    joined: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
+    return joined
+
+
+def part_like(value: Tensor, like: Tensor) -> Tensor:
+    """A whole ``value``, equal on all processes, as ``like`` lies: on its device, and in parts if that is."""
+    value = value.to(like.device)
+    if not in_parts(like):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, like.device_mesh, like.placements)  # type: ignore[attr-defined]

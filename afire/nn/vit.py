@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from afire.config import DecoderConfig, EncoderConfig, HeadConfig, ImageConfig
 from afire.errors import UserError
+from afire.nn.stem import ConvStem
 
 Grid = tuple[int, int]  # rows, columns of patches
 
@@ -189,7 +190,8 @@ class PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """(B, C, H, W) -> (B, L, D). Which patches are kept afterwards changes none: each sees its own pixels."""
         patches = patchify(images, self.proj.kernel_size[0])
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
@@ -274,12 +276,13 @@ class VisionTransformer(nn.Module):
         positions: Literal["sincos", "learned"] = "sincos",
         drop_path: float = 0.0,
         gradient_checkpointing: bool = False,
+        stem: Literal["patch", "conv"] = "patch",
     ) -> None:
         super().__init__()
         self.patch_size, self.width, self.positions = patch_size, width, positions
         self.grid = grid_of(image_size, image_size, patch_size)
         self.drop_path, self.gradient_checkpointing = drop_path, gradient_checkpointing
-        self.patch_embed = PatchEmbed(channels, patch_size, width)
+        self.patch_embed = (ConvStem if stem == "conv" else PatchEmbed)(channels, patch_size, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         if positions == "learned":
             self.pos_embed = nn.Parameter(torch.zeros(1, 1 + self.grid[0] * self.grid[1], width))
@@ -317,7 +320,7 @@ class VisionTransformer(nn.Module):
         positions = self.positions_for(grid_of(images.shape[-2], images.shape[-1], self.patch_size))
         # shape[0], not len: torch.export keeps a shape symbolic and freezes a len, and with it the batch size.
         class_token = (self.cls_token + positions[:, :1]).expand(images.shape[0], -1, -1)
-        patches = self.patch_embed(images) + positions[:, 1:]
+        patches = self.patch_embed(images, keep) + positions[:, 1:]
         if keep is not None:
             patches = patches.gather(1, keep[..., None].expand(-1, -1, self.width))
         return torch.cat([class_token.to(patches.dtype), patches], dim=1)

@@ -33,6 +33,7 @@ from afire.tasks.evaluate import check_classes, task_labels
 from afire.tasks.features import data_content_hash
 from afire.tasks.results import plan_runs
 from afire.training.batches import normal_training_rows
+from afire.training.budget import in_epochs
 
 FOLDER = Path(__file__).parents[1] / "presets" / "ablations"
 FULL = "full"
@@ -228,6 +229,7 @@ def open_study(
     names, truth = task_labels(films.manifest, labels)
     check_classes(names, truth, subsets)
     normal = normal_training_rows(films.manifest, settled)[0]
+    base = in_epochs(base, len(normal))
     detection_rows(films, subsets["test"])
     identity = {
         "format": FORMAT,

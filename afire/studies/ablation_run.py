@@ -69,7 +69,8 @@ _PASSES = 5.0  # over the films for probe and detection
 _START = 15.0  # to import, open and write
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # A trial's run is one of many: no pictures, and one checkpoint is enough to go on from.
-_RUN_SETTINGS = {"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1, "checkpoint_epochs": 1, "wandb": False}
+_QUIET = {"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1, "checkpoint_epochs": 1}
+_RUN_SETTINGS = {**_QUIET, "tracking": ["tensorboard"]}
 
 logger = logging.getLogger("afire")
 

@@ -28,7 +28,7 @@ _FOLDS = "folds"
 _SECTIONS = ("image", "lesions", "encoder", "head", "decoder", "prototypes", "losses", "training")
 # How a step is computed, and what has a line of its own.
 _LEFT_OUT = {"encoder.size", "encoder.gradient_checkpointing", "training.precision", "training.compile"}
-_LEFT_OUT |= {"training.batch_size", "training.accumulate"}
+_LEFT_OUT |= {"training.batch_size", "training.accumulate", "training.shard"}
 _TRAINING = ("learning_rate", "weight_decay", "batch_size", "patience")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from afire.config import Config
+from afire.config import Config, changed
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
@@ -31,7 +31,7 @@ from afire.nn.vit import Grid
 from afire.tasks.evaluate import bootstrap_means, task_labels
 from afire.tasks.features import feature_batches
 from afire.tasks.results import Estimate, Rows, estimate
-from afire.weights import RANDOM, Weights, open_weights
+from afire.weights import RANDOM, FileWeights, RandomWeights, Weights, open_weights
 
 Floats = NDArray[np.float64]
 NEIGHBOURS = (5, 10, 20)
@@ -48,21 +48,33 @@ LANDMARKS = (
 def load_backbones(
     weights: Mapping[str, str | Path], config: Config | None = None, network: str | None = None, seed: int = 0
 ) -> dict[str, Weights]:
-    """A backbone for each label. Runs bring their own settings; ``config`` is for random weights and foreign files.
+    """A backbone for each label. Runs bring their own settings, and files their architecture; ``config`` is for random
+    weights and for what files do not say.
 
-    Without ``config``, random weights take the architecture of the first run beside them: the fair thing to compare.
+    Without ``config``, that of the first run or file beside them is taken: the fair thing to compare.
     """
     if not weights:
         raise UserError("a figure needs at least one --weights.")
     opened = {label: open_weights(source, network=network, seed=seed) for label, source in weights.items()}
-    if config is None:
-        config = next((backbone.config for backbone in opened.values() if backbone.brings_settings), None)
+    known = sorted(
+        (backbone for backbone in opened.values() if not isinstance(backbone, RandomWeights)),
+        key=lambda backbone: not backbone.brings_settings,
+    )
+    config = config or next((backbone.config for backbone in known), None)
     return {
         label: backbone
         if backbone.brings_settings
-        else open_weights(weights[label], config, network=network, seed=seed)
+        else open_weights(weights[label], _completed(backbone, config), network=network, seed=seed)
         for label, backbone in opened.items()
     }
+
+
+def _completed(backbone: Weights, config: Config | None) -> Config | None:
+    """The settings, with the architecture of a file that has another."""
+    if config is None or not isinstance(backbone, FileWeights) or backbone.architecture.fits(config):
+        return config
+    said = backbone.architecture.settings()
+    return changed(config, {**said, "image": {**said["image"], "size": config.image.size}})
 
 
 def describe_backbone(backbone: Weights) -> dict[str, Any]:

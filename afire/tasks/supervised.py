@@ -39,7 +39,7 @@ from afire.training.batches import Batch, Plan
 from afire.training.engine import decays, gradient_exchange, on_first_process, warmed_cosine
 from afire.training.journal import TaskJournal
 from afire.training.loop import Ending, Trainer
-from afire.training.run_folder import CHECKPOINTS, RunFolder
+from afire.training.run_folder import CHECKPOINTS, RunFolder, Tensors
 
 
 class Objective(Protocol):
@@ -201,8 +201,8 @@ class Supervised(Trainer):
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
         write_atomic(_best_file(self.job.out, self.step), lambda path: save_file(tensors, path))
 
-    def write_checkpoint(self) -> None:
-        super().write_checkpoint()
+    def write_checkpoint(self, tensors: Tensors) -> None:
+        super().write_checkpoint(tensors)
         _forget_unused_best(self.job.out)
 
     def state(self) -> dict[str, Any]:

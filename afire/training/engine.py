@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from torch import nn
 
 from afire.config import TrainingConfig
@@ -23,6 +24,7 @@ from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.methods.base import cosine
 from afire.nn import distributed
+from afire.training import sharding
 
 
 class StopSignals:
@@ -108,17 +110,20 @@ class Flags:
         return self.signal != 0
 
 
-def make_accelerator(precision: str, device: str, *, unused_parameters: bool = False) -> Accelerator:
+def make_accelerator(
+    precision: str, device: str, *, unused_parameters: bool = False, shard: sharding.Shard = "ddp"
+) -> Accelerator:
     """accelerate's engine for the device and precision; one process without torchrun or accelerate launch.
 
-    ``unused_parameters``: some parameters get no gradient in some steps, as where optimisers take turns.
+    ``unused_parameters``: some parameters get no gradient in some steps, as where optimisers take turns. ``shard`` says
+    how several processes share the weights.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no CUDA device; use --device cpu or auto.")
     if device == "mps" and not torch.backends.mps.is_available():
         raise UserError("--device mps: torch sees no Apple GPU; use --device cpu or auto.")
     # accelerate keeps its first precision for the life of the process; a second run may want another.
-    AcceleratorState._reset_state()
+    AcceleratorState._reset_state(PartialState._shared_state.get("distributed_type") == DistributedType.FSDP)
     # Prototypes are equal on all processes by construction; broadcasting them every step would be wasted.
     # torch 2.13 warns about the flag's name; its successor does not exist in the oldest torch that we support.
     warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
@@ -127,12 +132,18 @@ def make_accelerator(precision: str, device: str, *, unused_parameters: bool = F
     )
     # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    plugin = sharding.make_plugin(shard)
     try:
-        return Accelerator(
-            mixed_precision="no" if precision == "fp32" else precision, cpu=on_cpu, kwargs_handlers=[ddp]
+        accelerator = Accelerator(
+            mixed_precision="no" if precision == "fp32" else precision,
+            cpu=on_cpu,
+            fsdp_plugin=plugin,
+            kwargs_handlers=[ddp],
         )
     except ValueError as error:
         raise UserError(f"training.precision {precision} does not work here: {error}") from None
+    sharding.settle(accelerator, shard, plugin)
+    return accelerator
 
 
 def make_optimizer(

@@ -1,4 +1,4 @@
-"""The numbers of a run: ``metrics.jsonl`` and TensorBoard for programs, W&B on request, a live line for people."""
+"""The numbers of a run: ``metrics.jsonl`` and what ``run.tracking`` names for programs, a live line for people."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TextIO
 
 import torch
 from typing_extensions import Self
 
 from afire import progress
-from afire.errors import UserError
 from afire.methods.health import Health
 from afire.training.run_folder import METRICS
+from afire.training.tracking import Trackers
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -26,7 +26,8 @@ _SECONDS_BETWEEN_LINES = 15.0
 class Journal(ABC):
     """Writes and shows numbers on the first process; on the others it only keeps time.
 
-    ``films_per_step`` is what one update of all processes looks at; ``wandb`` holds the settings to log there, if any.
+    ``films_per_step`` is what one update of all processes looks at; ``tracking`` says where numbers go beside
+    ``metrics.jsonl``, and ``settings`` are what is said there about the run.
     """
 
     @abstractmethod
@@ -46,28 +47,23 @@ class Journal(ABC):
         steps_per_epoch: int,
         films_per_step: int,
         main: bool,
-        tensorboard: bool = False,
-        wandb: Mapping[str, Any] | None = None,
+        tracking: Sequence[str] = (),
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.out, self.main, self.films_per_step = out, main, films_per_step
         self.epochs, self.steps_per_epoch, self.steps = epochs, steps_per_epoch, epochs * steps_per_epoch
         self.first_step = self.steps_done = first_step
         self.start = self.last_line = time.perf_counter()
         self._mode = progress.current_mode() if main else "off"
-        self._tensorboard, self._wandb_settings = tensorboard, wandb
+        self._tracking, self._settings = tracking, settings
         self._file: TextIO | None = None
-        self._board: Any = None
-        self._wandb: Any = None
+        self._trackers: Trackers | None = None
 
     def __enter__(self) -> Self:
         self.start = self.last_line = time.perf_counter()
         if self.main:
             self._file = (self.out / METRICS).open("a", encoding="utf-8")
-            if self._tensorboard:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._board = SummaryWriter(str(self.out / "tensorboard"), purge_step=self.first_step)
-            self._wandb = self._start_wandb() if self._wandb_settings is not None else None
+            self._trackers = Trackers(self._tracking, self.out, self.first_step, self._settings)
         return self
 
     def __exit__(
@@ -75,11 +71,10 @@ class Journal(ABC):
     ) -> None:
         if self._mode == "bar":
             sys.stderr.write("\n")
-        for writer in (self._file, self._board):
-            if writer is not None:
-                writer.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        if self._file is not None:
+            self._file.close()
+        if self._trackers is not None:
+            self._trackers.close(failed=kind is not None)
 
     def step(
         self,
@@ -163,26 +158,14 @@ class Journal(ABC):
         return f"{code}{text}\033[0m" if self._mode == "bar" else text
 
     def write(self, record: Mapping[str, Any], step: int) -> None:
-        """One line of ``metrics.jsonl``; its floats also go to TensorBoard and W&B."""
+        """One line of ``metrics.jsonl``; its floats also go to what tracks the run."""
         if self._file is None:
             return
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         numbers = {name: value for name, value in record.items() if isinstance(value, float)}
-        if self._board is not None:
-            for name, value in numbers.items():
-                self._board.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log(dict(numbers), step=step)
-
-    def _start_wandb(self) -> Any:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("run.wandb is on, but wandb is not installed; pip install 'afire[wandb]'.") from None
-        return wandb.init(
-            project="afire", dir=str(self.out), name=self.out.name, config=dict(self._wandb_settings or {})
-        )
+        if self._trackers is not None:
+            self._trackers.log(numbers, step)
 
 
 _COLOURS = {"green": "\033[32m", "amber": "\033[33m", "red": "\033[31m"}

@@ -25,11 +25,13 @@ from afire.data.keys import changed_films
 from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.files import write_json
+from afire.nn import distributed
 from afire.training import run_folder as checkpoints
+from afire.training import sharding
 from afire.training.batches import Batch, Plan, Prefetcher
 from afire.training.engine import StopSignals, agree, explain, on_first_process
 from afire.training.journal import Journal
-from afire.training.run_folder import RunFolder
+from afire.training.run_folder import RunFolder, Tensors, collect
 
 
 class RunSettings(Protocol):
@@ -162,9 +164,14 @@ class Trainer(ABC):
     def wrap(self, checkpoint: checkpoints.Checkpoint | None) -> None:
         """Restore what a checkpoint holds, and hand model and optimisers to accelerate."""
         if checkpoint is not None:
-            checkpoints.restore(checkpoint, self.model, list(self.optimizers.values()))
-        self.wrapped, *optimizers = self.accelerator.prepare(self.model, *self.optimizers.values())
+            checkpoints.restore_model(checkpoint, self.model)
+        if sharding.is_sharded(self.model):  # by an earlier phase; only the optimisers are new
+            optimizers = [self.accelerator.prepare_optimizer(optimizer) for optimizer in self.optimizers.values()]
+        else:
+            self.wrapped, *optimizers = self.accelerator.prepare(self.model, *self.optimizers.values())
         self.wrapped_optimizers = dict(zip(self.optimizers, optimizers, strict=True))
+        if checkpoint is not None:  # after accelerate has given the optimisers the weights that they move
+            checkpoints.restore_optimizers(checkpoint, self.model, list(self.optimizers.values()))
         if checkpoint is not None and self.accelerator.scaler is not None and checkpoint.state.get("scaler"):
             self.accelerator.scaler.load_state_dict(dict(checkpoint.state["scaler"]))
 
@@ -220,7 +227,8 @@ class Trainer(ABC):
         parameters = self.wrapped.parameters()
         if len(self.optimizers) > 1:
             parameters = (weight for group in self.optimizers[turn].param_groups for weight in group["params"])
-        return float(self.accelerator.clip_grad_norm_(parameters, self.clip or float("inf")))
+        norm = self.accelerator.clip_grad_norm_(parameters, self.clip or float("inf"))
+        return float(distributed.whole(norm))
 
     def _usable(self, norm: float) -> bool:
         """With a gradient scaler an infinite norm is its business: it leaves the step out and scales down."""
@@ -240,15 +248,19 @@ class Trainer(ABC):
 
     def save(self) -> None:
         """Write a checkpoint. A collective call."""
-        on_first_process(self.accelerator, self.write_checkpoint, "its checkpoint")
+        tensors = self._tensors()
+        on_first_process(self.accelerator, lambda: self.write_checkpoint(tensors), "its checkpoint")
         self.last_save = time.monotonic()
 
-    def write_checkpoint(self) -> None:
+    def _tensors(self) -> Tensors:
+        """Weights and moments, whole on the first process. A collective call."""
+        optimizers, main = list(self.optimizers.values()), self.accelerator.is_main_process
+        return collect(self.model, optimizers, keep=main)
+
+    def write_checkpoint(self, tensors: Tensors) -> None:
         """On the first process."""
-        optimizers = list(self.optimizers.values())
-        checkpoints.save_checkpoint(
-            self.folder.path, self.model, optimizers, self.whole_state(), self.run.keep_checkpoints
-        )
+        optimizers, keep = list(self.optimizers.values()), self.run.keep_checkpoints
+        checkpoints.save_checkpoint(self.folder.path, self.model, optimizers, self.whole_state(), keep, tensors)
 
     def whole_state(self) -> dict[str, Any]:
         """What ``state.json`` of a checkpoint says."""
@@ -276,9 +288,9 @@ class Trainer(ABC):
             "gradient_norm": repr(norm),
         }
         write_json(folder / f"rank-{rank}.json", report)
+        tensors = self._tensors()
         if self.accelerator.is_main_process:
-            tensors = checkpoints.optimizer_state(self.model, list(self.optimizers.values()))
-            checkpoints.write_folder(folder / "state", self.model.state_dict(), tensors, self.whole_state())
+            checkpoints.write_folder(folder / "state", *tensors, self.whole_state())
         bad = [name for name, value in losses.items() if not np.isfinite(value)] or ["gradient"]
         raise UserError(
             f"{', '.join(bad)} is not finite at step {self.step} (rows {rows[:6]}...); nothing was updated. "

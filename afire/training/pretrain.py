@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afire.config import Config
 from afire.data.keys import remember_behind, remember_films
@@ -18,6 +22,8 @@ from afire.errors import UserError
 from afire.methods import complete, method_type
 from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters, train_only
 from afire.methods.health import Health
+from afire.nn import distributed
+from afire.training import budget, sharding, tracking
 from afire.training.batches import Batch, Plan, Reader
 from afire.training.engine import (
     Schedules,
@@ -31,6 +37,7 @@ from afire.training.journal import PretrainingJournal
 from afire.training.loop import Ending, Trainer
 from afire.training.run_folder import RunFolder
 
+logger = logging.getLogger("afire")
 Start = Callable[[Any], None]
 """Gives a learner its first weights."""
 
@@ -79,18 +86,72 @@ def pretrain(
     resume: bool = False,
     force: bool = False,
     device: str = "auto",
-    observers: Sequence[Observer] = (),
+    observers: Sequence[Observer] | Callable[[Config], Sequence[Observer]] = (),
 ) -> PretrainResult:
     """Train on the ``rows`` of ``films`` (all of them by default) and write the run folder ``out``.
 
     ``learner`` is what learns, made from ``config``: by default the method that ``config`` names. ``start`` gives it
     its first weights, those of the run ``behind``, whose films this run has seen as well. ``observers`` are called at
-    the end of an epoch on the first process; numbers they return are logged.
+    the end of an epoch on the first process; numbers they return are logged. Where they depend on how long the run is,
+    they are made from its settings, in which film views and minutes have become epochs (:mod:`afire.training.budget`).
     """
     learner = learner or method_type(config.method)
+    make = observers if callable(observers) else lambda _: observers
     with RunFolder(out) as folder:
-        run = Pretraining(config, learner, films, folder, rows, source, start, behind, resume, force, device, observers)
+        config = _settled(config, learner, films, folder, rows, resume, force, device, make)
+        watching = make(config)
+        run = Pretraining(config, learner, films, folder, rows, source, start, behind, resume, force, device, watching)
         return run.result(run.train())
+
+
+def _settled(
+    config: Config,
+    learner: type[Learner],
+    films: Films,
+    folder: RunFolder,
+    rows: np.ndarray | None,
+    resume: bool,
+    force: bool,
+    device: str,
+    observers: Callable[[Config], Sequence[Observer]],
+) -> Config:
+    """The settings with the number of epochs that the run is begun with, or was."""
+    begun = budget.as_begun(config, folder) if resume else None
+    if begun is not None:
+        return begun
+    count = len(films) if rows is None else len(rows)
+    steps_per_epoch, speed = count // config.training.batch_size, None
+    if not config.training.minutes:
+        settled = budget.enough_epochs(config, count)
+    elif folder.exists and not force:
+        return config  # which the run will be refused for: nothing to measure
+    else:
+        speed = _measured(config, learner, films, folder.path.parent, rows, device, observers(config))
+        settled = budget.lasting(config, speed.epochs(config, steps_per_epoch))
+    said = budget.message(config, settled, count, speed, steps_per_epoch)
+    if said and os.environ.get("RANK", "0") == "0":
+        logger.info("%s", said)
+    return settled
+
+
+def _measured(
+    config: Config,
+    learner: type[Learner],
+    films: Films,
+    beside: Path,
+    rows: np.ndarray | None,
+    device: str,
+    observers: Sequence[Observer],
+) -> budget.Speed:
+    """What a short trial of the run, of which nothing is kept, says about its speed; the same on every process."""
+    longer = budget.lasting(config, _LONG * config.training.epochs)
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".part-trial-", dir=beside) as name, RunFolder(Path(name)) as folder:
+        trial = _Trial(longer, learner, films, folder, rows, "", None, None, False, False, device, observers)
+        trial.train()
+        if trial.speed is None:
+            raise UserError("stopped while the speed was measured; nothing was written.")
+        return trial.speed
 
 
 class Pretraining(Trainer):
@@ -121,7 +182,9 @@ class Pretraining(Trainer):
                 f"image.size={films.size}."
             )
         check_reading(films, config.image)
-        ranks = make_accelerator(recipe.precision, device, unused_parameters=len(learner.turns) > 1)
+        tracking.require(config.run.tracking)
+        turns = len(learner.turns)
+        ranks = make_accelerator(recipe.precision, device, unused_parameters=turns > 1, shard=recipe.shard)
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         plan = Plan(rows, config.seed, recipe.batch_size, ranks.num_processes, ranks.process_index, recipe.accumulate)
         self.schedules = Schedules(recipe, plan.steps_per_epoch)
@@ -142,7 +205,7 @@ class Pretraining(Trainer):
         self.model.to(ranks.device).train()
         self._make_optimizers()
         if recipe.compile:
-            self.model.compile()
+            sharding.compile_networks(self.model, ranks)
         self.wrap(checkpoint)
         self.model.begin_run(torch.from_numpy(rows), self._read)
         # Of the last step and epoch: a run that was killed after its last checkpoint has nothing left to measure.
@@ -193,7 +256,8 @@ class Pretraining(Trainer):
             self._make_optimizers()  # other parameters are trained now: old moments would move what is frozen
             self.wrap(None)
         if self.model.prepares:
-            self.model.prepare(epoch, self._all_films)
+            with sharding.gathered(self.model):
+                self.model.prepare(epoch, self._all_films)
 
     def _all_films(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Every film of the run, in the order of the manifest, on every process."""
@@ -218,8 +282,7 @@ class Pretraining(Trainer):
         self._only(turn)
         if len(batches) == 1:
             self.views = self._draw(batches[0])
-            with self.accelerator.autocast():
-                outputs = self.wrapped(self.views)
+            outputs = self._look(self.wrapped, self.views)
             self.judged = self.model.losses(outputs, turn)
             self.accelerator.backward(self.judged.total)
         else:
@@ -233,8 +296,8 @@ class Pretraining(Trainer):
         First every piece without gradients, joined and judged as one; then each piece again, with the gradient that
         the losses have for its outputs. So prototypes, Sinkhorn and contrasts see the batch they are meant for.
         """
-        with torch.no_grad(), self.accelerator.autocast():
-            pieces = [self.model(self._draw(batch)) for batch in batches]
+        with torch.no_grad():
+            pieces = [self._look(self.model, self._draw(batch)) for batch in batches]
         outputs = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
         joined = {name: value.detach().requires_grad_(value.is_floating_point()) for name, value in outputs.items()}
         self.judged = self.model.losses(joined, turn)
@@ -244,9 +307,14 @@ class Pretraining(Trainer):
         for number, batch in enumerate(batches):
             self.views = self._draw(batch)
             with gradient_exchange(self.accelerator, self.wrapped, now=number == len(batches) - 1):
-                with self.accelerator.autocast():
-                    again: Outputs = self.wrapped(self.views)
-                self._backward(again, joined, sizes, number)
+                self._backward(self._look(self.wrapped, self.views), joined, sizes, number)
+
+    def _look(self, networks: nn.Module, views: Views) -> Outputs:
+        """What the networks say, in full precision whatever they are computed in."""
+        with self.accelerator.autocast():
+            outputs: Outputs = networks(views)
+        # Elsewhere accelerate does it in `prepare`.
+        return sharding.in_full_precision(outputs) if sharding.is_sharded(networks) else outputs
 
     def _backward(self, outputs: Outputs, joined: Outputs, sizes: Mapping[str, Sequence[int]], number: int) -> None:
         """Carry the gradients of the joined outputs on into the networks, for the piece ``number``."""
@@ -289,16 +357,17 @@ class Pretraining(Trainer):
 
     def end_epoch(self, epoch: int) -> None:
         self.model.eval()  # no stochastic depth: health is about the networks, not about a draw
-        self.health = self.model.health(self.views, self.losses)
-        # Every process judges its own films; they act on it together, or one would leave and the others wait for it.
-        red = any_process(self.accelerator, self.health is not None and self.health.colour == "red")
-        self.red_epochs = self.red_epochs + 1 if red else 0
-        if self.accelerator.is_main_process:
-            view = EpochView(self.model, self.folder.path, epoch, self.step, self.views, self.health)
-            numbers: dict[str, float] = {}
-            for observer in self.observers:
-                numbers.update(observer(view) or {})
-            self.journal.epoch(self.step, epoch, self.health, numbers)
+        with sharding.gathered(self.model):
+            self.health = self.model.health(self.views, self.losses)
+            # Every process judges its own films; they act on it together, or one would leave and the others wait.
+            red = any_process(self.accelerator, self.health is not None and self.health.colour == "red")
+            self.red_epochs = self.red_epochs + 1 if red else 0
+            if self.accelerator.is_main_process:
+                view = EpochView(self.model, self.folder.path, epoch, self.step, self.views, self.health)
+                numbers: dict[str, float] = {}
+                for observer in self.observers:
+                    numbers.update(observer(view) or {})
+                self.journal.epoch(self.step, epoch, self.health, numbers)
         self.model.train()
         self.accelerator.wait_for_everyone()
 
@@ -322,8 +391,8 @@ class Pretraining(Trainer):
             steps_per_epoch=self.plan.steps_per_epoch,
             films_per_step=self.plan.batch_size * self.model.views_per_film,
             main=self.accelerator.is_main_process,
-            tensorboard=True,
-            wandb=self.config.model_dump() if self.config.run.wandb else None,
+            tracking=self.config.run.tracking,
+            settings=self.config.model_dump(),
         )
         return self.journal
 
@@ -353,3 +422,53 @@ class Pretraining(Trainer):
 def _read_health(stored: Mapping[str, Any] | None) -> Health | None:
     """Of a checkpoint; those of version 0.1 have the numbers alone, and say nothing about them."""
     return Health(**stored) if stored and "numbers" in stored else None
+
+
+_WARM_STEPS, _FEWEST_STEPS, _TRIAL_SECONDS = 2, 3, 10.0
+_LONG = 1000  # times as many epochs as the run: a trial ends by the clock
+
+
+class _Trial(Pretraining):
+    """The first steps of a run, for its speed: then one end of an epoch, one checkpoint, and every observer once."""
+
+    speed: budget.Speed | None = None
+    clock: tuple[float, ...] = ()
+
+    def after_update(self) -> None:
+        super().after_update()
+        self.clock = (*self.clock, time.perf_counter())
+        timed, spent = len(self.clock) - _WARM_STEPS, self.clock[-1] - self.clock[0]
+        limit = min(_TRIAL_SECONDS, 60 * self.config.training.minutes / 20)
+        if any_process(self.accelerator, timed >= _FEWEST_STEPS and spent > limit):
+            step = (self.clock[-1] - self.clock[_WARM_STEPS - 1]) / timed
+            idle = self._seconds(lambda: super(_Trial, self).end_epoch(1))
+            watching = self._seconds(lambda: super(_Trial, self).end_epoch(0))  # a multiple of every number of epochs
+            saving = self._seconds(super().save)
+            seconds = torch.tensor([step, idle, saving, max(watching - idle, 0.0)], device=self.accelerator.device)
+            self.speed = budget.Speed(*distributed.maximum(seconds).tolist())
+
+    def _seconds(self, call: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    def is_over(self) -> bool:
+        return self.speed is not None
+
+    def end_epoch(self, epoch: int) -> None:
+        """Only in the measurement."""
+
+    def save(self) -> None:
+        """Only in the measurement."""
+
+    def make_journal(self) -> PretrainingJournal:
+        """One that says and writes nothing."""
+        self.journal = PretrainingJournal(
+            self.folder.path,
+            first_step=0,
+            epochs=self.config.training.epochs,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            films_per_step=self.plan.batch_size,
+            main=False,
+        )
+        return self.journal

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -47,7 +47,8 @@ from afire.files import (
     write_json,
     write_text,
 )
-from afire.methods import METHODS
+from afire.nn import distributed
+from afire.training.run_page import run_page
 
 logger = logging.getLogger("afire")
 
@@ -89,16 +90,45 @@ class Checkpoint:
         return load_file(self.folder / OPTIMIZER)
 
 
-def save_checkpoint(run: Path, model: nn.Module, optimizers: Optimizers, state: Mapping[str, Any], keep: int) -> Path:
+class Tensors(NamedTuple):
+    """What a checkpoint holds, by name and whole: any number of processes may go on from it."""
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+
+
+def collect(model: nn.Module, optimizers: Optimizers, keep: bool = True) -> Tensors:
+    """Weights and moments, joined from their parts where these are sharded, for a process that is to ``keep`` them.
+
+    A collective call.
+    """
+    return Tensors(_whole(model.state_dict(), keep), _whole(optimizer_state(model, optimizers), keep))
+
+
+def _whole(tensors: Mapping[str, torch.Tensor], keep: bool) -> dict[str, torch.Tensor]:
+    """One after the other: a device need not hold more than one of them whole."""
+    joined = ((name, distributed.whole(tensor)) for name, tensor in tensors.items())
+    return {name: tensor.cpu() if distributed.in_parts(tensors[name]) else tensor for name, tensor in joined if keep}
+
+
+def save_checkpoint(
+    run: Path,
+    model: nn.Module,
+    optimizers: Optimizers,
+    state: Mapping[str, Any],
+    keep: int,
+    tensors: Tensors | None = None,
+) -> Path:
     """Write the checkpoint of ``state["step"]`` and remove all but the newest ``keep`` that are whole.
 
+    ``tensors`` are what :func:`collect` gave, where all processes had to take part in it; else they are collected here.
     A disk that is full or read-only is a :class:`UserError`; the checkpoints before stay as they are.
     """
     folder = run / CHECKPOINTS
     final = folder / f"step-{int(state['step']):08d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_folder(final, model.state_dict(), optimizer_state(model, optimizers), state)
+        write_folder(final, *(tensors or collect(model, optimizers)), state)
         _prune(folder, keep)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk in its own way
         kept = [path.name for path in sorted(folder.glob("step-*"))]
@@ -203,11 +233,21 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 def restore(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
     """Put a checkpoint into ``model`` and ``optimizers``."""
+    restore_model(checkpoint, model)
+    restore_optimizers(checkpoint, model, optimizers)
+
+
+def restore_model(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Put the weights of a checkpoint into a ``model`` that is not sharded yet."""
     try:
         model.load_state_dict(checkpoint.model_tensors())
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise UserError(f"{checkpoint.folder} does not fit this model: {first}") from None
+
+
+def restore_optimizers(checkpoint: Checkpoint, model: nn.Module, optimizers: Optimizers) -> None:
+    """Put the moments of a checkpoint into ``optimizers``; a collective call where ``model`` is sharded."""
     load_optimizer_state(checkpoint.optimizer_tensors(), model, optimizers)
 
 
@@ -240,7 +280,10 @@ def load_optimizer_state(tensors: Mapping[str, torch.Tensor], model: nn.Module, 
             continue  # a parameter that this phase of the run does not train
         optimizer = owners[id(parameter)]
         # AdamW keeps its step counter where it was made (the CPU unless fused on a GPU); moments live with the weight.
-        home = value if moment == "step" and not _fused(optimizer) else value.to(parameter.device)
+        if moment == "step":
+            home = value.to(parameter.device) if _fused(optimizer) else value
+        else:
+            home = distributed.part_like(value, parameter)
         optimizer.state[parameter][moment] = home.clone()
 
 
@@ -316,9 +359,10 @@ class RunFolder:
         return checkpoint
 
     def changes(self, config: Section, data: Mapping[str, Any]) -> list[str]:
-        """Settings and data that differ from those the run was begun with; the section `run` may change freely."""
-        before = _flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude={"run"}))
-        now = _flat(config.model_dump(exclude={"run"}))
+        """Settings and data that differ from those the run was begun with; `run` and `training.shard` may change."""
+        free: Any = {"run": True, "training": {"shard"}}  # where weights lie does not change them
+        before = flat(load_settings(type(config), [self.path / CONFIG]).model_dump(exclude=free))
+        now = flat(config.model_dump(exclude=free))
         changes = [f"{key} was {before.get(key)}, is {now[key]}" for key in now if before.get(key) != now[key]]
         stored = read_json(self.path / DATA)
         for key, what in (("hash", "data's"), ("weights_hash", "weights'")):
@@ -353,7 +397,7 @@ class RunFolder:
     def finish(self, config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` and the page."""
         write_json(self.path / SUMMARY, dict(summary))
-        write_text(self.path / "README.md", _page(config, data, summary))
+        write_text(self.path / "README.md", run_page(config, data, summary))
 
 
 def _film_changes(names: Sequence[str]) -> list[str]:
@@ -421,46 +465,12 @@ def _git_state() -> dict[str, Any] | None:
     return {"commit": commit, "changed": bool(changed)}
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by their dotted names."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
+            found.update(flat(value, f"{prefix}{key}."))
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    losses = ", ".join(f"{name} {value:.4f}" for name, value in summary["losses"].items())
-    colour, reason = summary["health"]
-    encoder, epochs = config.encoder, config.training.epochs
-    is_method = config.method in METHODS  # else the networks are a detector's own, which need not read ``encoder``
-    trains = "A pre-training run" if is_method else f"The training of a detector ({config.method})"
-    command = "pretrain" if is_method else "detect fit"
-    rows = {
-        "data": f"{data['used']:,} normal films of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`",
-        "films": f"{config.image.size} px",
-        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
-        "parameters": f"{summary['parameters']:,} trained",
-        "losses at the end": losses,
-        "health": f"{colour}: {reason}",
-        "speed": f"{summary['images_per_second']:.1f} images/s on {summary['processes']} process(es)",
-        "waiting for data": f"{summary['data_wait']:.1%} of the time",
-        "bad films skipped": summary["bad_films"],
-    }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if is_method or name != "encoder")
-    return f"""# {trains}, afire {__version__}
-
-Status: **{summary["status"]}** at step {summary["step"]:,} of {summary["steps"]:,} (epoch {summary["epoch"]}/{epochs}).
-
-| | |
-|---|---|
-{table}
-
-- `config.yaml` every setting; `environment.json` versions, machine and commit; `data.json` which films
-- `metrics.jsonl` and `tensorboard/` numbers by step; `pictures/` restorations and prototypes by epoch
-- `checkpoints/` the newest checkpoints; go on with `afire {command} --resume` and the same arguments
-
-Research software, not a medical device.
-"""
+            found[f"{prefix}{key}"] = value
+    return found

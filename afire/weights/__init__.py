@@ -4,18 +4,20 @@ Knows methods, the folder of a run and a hub; knows no task and no film.
 """
 
 from afire.weights.files import tensor_hash
-from afire.weights.kinds import RANDOM, BundleWeights, RandomWeights, RunWeights, Weights
-from afire.weights.open import WeightsBySeed, open_weights, pick_device, start_from
+from afire.weights.kinds import RANDOM, BundleWeights, FileWeights, RandomWeights, RunWeights, Weights
+from afire.weights.open import WeightsBySeed, open_weights, pick_device, said_by, start_from
 
 __all__ = [
     "RANDOM",
     "BundleWeights",
+    "FileWeights",
     "RandomWeights",
     "RunWeights",
     "Weights",
     "WeightsBySeed",
     "open_weights",
     "pick_device",
+    "said_by",
     "start_from",
     "tensor_hash",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,11 +92,11 @@ _HF_TOP = {
     "layernorm.weight": "norm.weight",
     "layernorm.bias": "norm.bias",
 }
-# timm's name inside a block: Hugging Face's, older and newer.
+# timm's name inside a block: Hugging Face's, older and newer, and that of its DINOv2.
 _HF_BLOCK = {
     "attn.proj": ("attention.output.dense", "attention.o_proj"),
-    "norm1": ("layernorm_before", "layernorm_before"),
-    "norm2": ("layernorm_after", "layernorm_after"),
+    "norm1": ("layernorm_before", "layernorm_before", "norm1"),
+    "norm2": ("layernorm_after", "layernorm_after", "norm2"),
     "mlp.fc1": ("intermediate.dense", "mlp.fc1"),
     "mlp.fc2": ("output.dense", "mlp.fc2"),
 }
@@ -104,7 +104,8 @@ _HF_QKV = (
     ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
     ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
 )
-_HF_LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias)")
+_HF_LAYER = re.compile(r"(?:encoder\.layer|layers)\.(\d+)\.(.+)\.(weight|bias|lambda1)")
+_HF_SCALES = {"layer_scale1": "ls1.gamma", "layer_scale2": "ls2.gamma"}
 
 
 def find_encoder(tensors: Mapping[str, Tensor], file: Path) -> tuple[str, dict[str, Tensor]]:
@@ -153,6 +154,8 @@ def from_huggingface(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             renamed[_HF_TOP[name]] = tensor
         elif layer and layer[2] in places:
             split.setdefault(f"blocks.{layer[1]}.attn.qkv.{layer[3]}", {})[places[layer[2]]] = tensor
+        elif layer and layer[2] in _HF_SCALES:
+            renamed[f"blocks.{layer[1]}.{_HF_SCALES[layer[2]]}"] = tensor
         elif layer and layer[2] in inner:
             renamed[f"blocks.{layer[1]}.{inner[layer[2]]}.{layer[3]}"] = tensor
         elif not name.startswith(_HF_FOREIGN):
@@ -200,10 +203,15 @@ class LoadReport:
         return "; ".join(clauses + self.changed)
 
 
-def fill_encoder(encoder: VisionTransformer, layout: str, given: Mapping[str, Tensor], file: Path) -> LoadReport:
-    """Load tensors in timm's names; positions and input channels are made to fit, nothing else is."""
+def fill_encoder(
+    encoder: VisionTransformer, layout: str, given: Mapping[str, Tensor], file: Path, changes: Sequence[str] = ()
+) -> LoadReport:
+    """Load tensors in timm's names; positions and input channels are made to fit, nothing else is.
+
+    ``changes`` were made before, and are reported with the others.
+    """
     wanted = encoder.state_dict()
-    loaded, changed = {}, []
+    loaded, changed = {}, list(changes)
     for name in sorted(given.keys() & wanted.keys()):
         tensor, change = _fit(name, given[name], wanted[name], encoder, file)
         loaded[name] = tensor.to(wanted[name].dtype)
@@ -228,7 +236,7 @@ def _fit(name: str, tensor: Tensor, wanted: Tensor, encoder: VisionTransformer, 
             return (tensor / 3).expand_as(wanted), "1 input channel spread over 3"
     raise UserError(
         f"{file} has another architecture: {name} is {tuple(tensor.shape)} there and {tuple(wanted.shape)} here; "
-        "set encoder.width, depth, heads and patch_size as in the weights."
+        "set encoder.width, depth, heads, stem and patch_size as in the weights."
     )
 
 

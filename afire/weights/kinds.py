@@ -18,14 +18,16 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from afire.config import Config
+from afire.config import Config, load_config
 from afire.errors import UserError
 from afire.methods import METHODS, Method, make_method, method_type
 from afire.methods.base import Progress
 from afire.nn.vit import Normalise, VisionTransformer, initialise
-from afire.training.run_folder import STATE, read_state
+from afire.training.run_folder import MODEL, STATE, read_state
+from afire.weights.architecture import Architecture, Beside, plain_vit, read_architecture, read_beside
 from afire.weights.bundle import Bundle, Holds, component_of
 from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
+from afire.weights.timm_models import TIMM, timm_model
 
 Loadable = TypeVar("Loadable", bound=nn.Module)
 RANDOM = "random"
@@ -39,6 +41,7 @@ class TrunkTensors(NamedTuple):
     layout: str  # whose names they had
     tensors: dict[str, Tensor]
     file: Path
+    changes: tuple[str, ...] = ()  # that made it one of ours
 
 
 @dataclass(frozen=True)
@@ -203,22 +206,40 @@ class RandomWeights(Weights):
 
 
 class FileWeights(Weights):
-    """An encoder's tensors in any layout that we know, without settings."""
+    """An encoder's tensors in any layout that we know; its architecture is read off them."""
 
     def __init__(self, name: str, settings: Config | None, network: str | None, path: Path, file: Path) -> None:
         super().__init__(name, settings, network)
         self.path, self.file = path, file
 
     @property
-    def _why_no_settings(self) -> str:
-        return f"{self.path} does not say which architecture it has"
+    def config(self) -> Config:
+        """As they were asked for, else as the tensors say."""
+        if self._settings is None:
+            self._settings = load_config(weights=self.architecture.settings())
+        return self._settings
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """What the tensors say."""
+        return read_architecture(self.read_trunk().tensors, self.file, self._beside.heads)
 
     @property
     def _why_no_method(self) -> str:
         return f"{self.path} is weights alone, without a decoder and prototypes"
 
+    @cached_property
+    def _beside(self) -> Beside:
+        """What the files beside it say; those beside a file of another name may belong to others."""
+        return read_beside(self.file) if self.path.is_dir() or self.file.name == MODEL else Beside()
+
+    def _read(self) -> dict[str, Tensor]:
+        return read_tensors(self.file)
+
     def read_trunk(self) -> TrunkTensors:
-        return TrunkTensors(*find_encoder(read_tensors(self.file), self.file), self.file)
+        layout, found = find_encoder(self._read(), self.file)
+        tensors, changes = plain_vit(found, self.file, self._beside)
+        return TrunkTensors(layout, tensors, self.file, tuple(changes))
 
     def _fill_trunk(self, trunk: VisionTransformer) -> str:
         report = fill_encoder(trunk, *self.read_trunk())
@@ -228,9 +249,25 @@ class FileWeights(Weights):
             if wrong:
                 raise UserError(
                     f"{self.file} has another architecture: it {what} {wrong[0]}; "
-                    "set encoder.width, depth, heads and patch_size as in the weights."
+                    "set encoder.width, depth, heads, stem and patch_size as in the weights."
                 )
-        return report.message()
+        return f"{self.architecture.message(self.config)}; {report.message()}"
+
+
+class TimmWeights(FileWeights):
+    """A pre-trained ViT of timm, by its name there; timm keeps what it has downloaded."""
+
+    def __init__(self, settings: Config | None, network: str | None, model: str) -> None:
+        place = Path(f"{TIMM}{model}")
+        super().__init__(model, settings, network, place, place)
+        self.model = model
+
+    @cached_property
+    def _beside(self) -> Beside:
+        return timm_model(self.model).beside
+
+    def _read(self) -> dict[str, Tensor]:
+        return timm_model(self.model).tensors
 
 
 class _OwnWeights(Weights):

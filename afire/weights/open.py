@@ -8,14 +8,16 @@ from them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from afire.config import Config, load_config
+from afire.data.pack import is_pack, read_summary
 from afire.errors import UserError
 from afire.methods import Method
 from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
@@ -29,10 +31,13 @@ from afire.weights.kinds import (
     FileWeights,
     RandomWeights,
     RunWeights,
+    TimmWeights,
     Weights,
 )
+from afire.weights.timm_models import TIMM, is_timm_name
 
 logger = logging.getLogger("afire")
+_OLDER_MODEL = "pytorch_model.bin"  # of transformers
 SEED = "{seed}"  # in a path: each seed's own weights
 # What a run's settings need not repeat: no other weights follow from them. A named size stands for width, depth, heads.
 _FREE = ("encoder.size", "encoder.drop_path", "encoder.gradient_checkpointing")
@@ -44,9 +49,10 @@ def open_weights(
 ) -> Weights:
     """``random``, a run folder (its newest whole checkpoint), a checkpoint folder, a bundle, or a weights file.
 
-    ``hf://owner/name`` is a bundle or a file on a hub. A run, a bundle and a detector bring their own settings, and
-    ``config`` may only repeat them; random weights and files need it for the architecture. ``network`` chooses the
-    trunk where there are several; ``seed`` draws random weights.
+    ``hf://owner/name`` is a bundle or a file on a hub, ``timm:NAME`` a model of timm. A run, a bundle and a detector
+    bring their own settings, and ``config`` may only repeat them; random weights need it for the architecture, and a
+    file may do without, see :func:`said_by`. ``network`` chooses the trunk where there are several; ``seed`` draws
+    random weights.
     """
     weights = _find(source, config, network, seed)
     if network is not None and weights.brings_settings:
@@ -57,6 +63,8 @@ def open_weights(
 def _find(source: str | Path, config: Config | None, network: str | None, seed: int) -> Weights:
     if str(source) == RANDOM:
         return RandomWeights(config, network, seed)
+    if is_timm_name(source):
+        return TimmWeights(config, network, str(source).removeprefix(TIMM))
     path = local_path(source)
     if is_bundle(path):
         bundle = open_bundle(path)
@@ -74,6 +82,31 @@ def _find(source: str | Path, config: Config | None, network: str | None, seed: 
     return FileWeights(name, config, network, path, file)
 
 
+def said_by(source: str | Path, data: Path | None = None, preset: str | None = None) -> Mapping[str, Any]:
+    """What the tensors of a file say about settings, nested as in YAML, for :func:`~afire.config.load_config`.
+
+    Nothing for a run, a bundle and a detector, which bring all settings, and for random weights. Positions are made to
+    fit another grid, so that the films of a pack ``data`` are taken as they are. Of heads, which tensors do not tell, a
+    ``preset`` of the same width knows more than we do.
+    """
+    if str(source) == RANDOM:
+        return {}
+    weights = open_weights(source)
+    if not isinstance(weights, FileWeights):
+        return {}
+    architecture = weights.architecture
+    said = architecture.settings()
+    if data is not None and is_pack(data):
+        packed = read_summary(data).settings.size
+        if packed % architecture.patch_size == 0:
+            said["image"]["size"] = packed
+    if preset is not None and not architecture.heads_said:
+        encoder = load_config(preset).encoder
+        if encoder.width == architecture.width:
+            said["encoder"]["heads"] = encoder.heads
+    return said
+
+
 def start_from(source: str | Path) -> Callable[[Method], None]:
     """What gives all trunks of a method the weights of an encoder, before its first step.
 
@@ -86,11 +119,13 @@ def start_from(source: str | Path) -> Callable[[Method], None]:
 
     def start(method: Method) -> None:
         first, *others = (method.trunk(network) for network in method.networks)
-        report = fill_encoder(first, *weights.read_trunk())
+        report = fill_encoder(first, *weights.read_trunk()).message()
+        if isinstance(weights, FileWeights):
+            report = f"{weights.architecture.message(method.config)}; {report}"
         for trunk in others:
             trunk.load_state_dict(first.state_dict())
         if not dist.is_initialized() or dist.get_rank() == 0:
-            logger.info("start from %s: %s", source, report.message())
+            logger.info("start from %s: %s", source, report)
 
     return start
 
@@ -167,8 +202,9 @@ def _weights_file(path: Path) -> Path:
         raise UserError(f"weights {path} do not exist; give a run folder, a bundle, a .safetensors or a .pth file.")
     if path.is_file():
         return path
-    if (path / MODEL).exists():
-        return path / MODEL
+    for name in (MODEL, _OLDER_MODEL):
+        if (path / name).exists():
+            return path / name
     checkpoint = newest_checkpoint(path)
     if checkpoint is None:
         raise UserError(f"{path} holds no checkpoint; give a run folder, a bundle, a .safetensors or a .pth file.")

@@ -26,7 +26,7 @@ from afire.export.formats import (
     write_onnx,
 )
 from afire.export.verify import read_expected, read_whole
-from afire.export.write import Conversion, convert
+from afire.export.write import Conversion, convert, export_bundle
 from afire.weights import Weights, open_weights
 from tests.export.conftest import make_run, smallest
 
@@ -70,6 +70,22 @@ def test_transformers_loads_a_plain_vit(tmp_path: Path, overrides: tuple[str, ..
     with torch.no_grad():
         found = network.eval()(pixel_values=backbone.normalise(films)).last_hidden_state[:, 1:]
     assert_close("transformers", found, ours(backbone, films))
+
+
+def test_a_convolutional_stem_goes_into_graphs_and_bundles_but_not_into_other_libraries(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", smallest("encoder.stem=conv"))
+    backbone = open_weights(run)
+    pytest.importorskip("onnxruntime")
+    for form in ("torch", "onnx"):
+        done = convert(backbone, tmp_path / form, FORMATS[form])
+        assert done.differences and all(difference.largest < 5e-5 for difference in done.differences)
+    for form in ("timm", "hf"):
+        with pytest.raises(UserError, match=f"no encoder with a convolutional stem .* --format {form} cannot hold run"):
+            convert(backbone, tmp_path / form, FORMATS[form])
+        assert not (tmp_path / form).exists()
+    bundle = export_bundle(run, tmp_path / "bundle").folder
+    assert open_weights(bundle).hash == backbone.hash
+    assert "timm's names but for its convolutional stem" in (bundle / "README.md").read_text()
 
 
 def test_any_methods_trunk_goes_to_other_libraries(tmp_path: Path) -> None:

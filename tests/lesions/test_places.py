@@ -11,6 +11,7 @@ from lesion_films import draw_films, drawn_lungs
 from PIL import Image
 from reference import lesions as slow
 
+from afire.data.phantom import draw_batch
 from afire.data.phantom.film import draw_film
 from afire.lesions import places
 from afire.lesions.places import (
@@ -269,3 +270,14 @@ def test_packed_fields_grow_and_shrink_as_pooled_ones_do(share: float) -> None:
         assert torch.equal(places._unpacked(places._grown(rows, cells)), grown)
         shrunk = torch.nn.functional.max_pool2d((~field)[:, None].float(), side, 1, cells)[:, 0] == 0
         assert torch.equal(places._unpacked(places._shrunk(rows, cells)), shrunk)
+
+
+def test_no_region_lies_on_a_border_or_a_marker() -> None:
+    films = draw_batch(3, range(6), 64, diseases=()).images[:, 0]
+    heat = np.zeros((6, 8, 8), np.float32)
+    heat[:, 0, 0] = 50  # a marker in the corner
+    heat[:, 4, 2] = 3
+    for region in regions(films, heat):
+        assert (region.x, region.y) == (2.5 / 8, 4.5 / 8) and region.sd == 3
+    blank = np.full((1, 64, 64), 0.5, np.float32)
+    assert regions(blank, heat[:1])[0].sd == 3, "without lungs to go by, too"

@@ -98,12 +98,12 @@ def test_settings_beside_a_run_may_repeat_but_not_contradict(run: tuple[Path, AF
         open_weights(str(folder), other)
 
 
-def test_a_file_needs_the_architecture_and_must_have_it(tmp_path: Path, smallest: Config) -> None:
+def test_a_file_says_its_architecture_and_settings_must_have_it(tmp_path: Path, smallest: Config) -> None:
     encoder = open_weights("random", smallest, seed=3).trunk
     file = tmp_path / "vit.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in encoder.state_dict().items()}, file)
-    with pytest.raises(UserError, match="does not say which architecture"):
-        _ = open_weights(str(file)).trunk
+    alone = open_weights(str(file))
+    assert alone.hash == tensor_hash(encoder.state_dict()) and alone.config.encoder.width == smallest.encoder.width
     assert open_weights(str(file), smallest).hash == tensor_hash(encoder.state_dict())
     deeper = load_config("tiny", overrides=[*SMALLEST, "encoder.depth=2"])
     with pytest.raises(UserError, match=r"another architecture: it lacks blocks\.1\."):
