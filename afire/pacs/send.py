@@ -75,6 +75,8 @@ class Answer:
 class Sender(Protocol):
     """A way to a receiver."""
 
+    sends_together: bool  # whether several objects are one message; else each is acknowledged before the next is sent
+
     def send(self, paths: Sequence[Path]) -> list[Answer]:
         """Send DICOM files: an answer for each, in their order. After one that may pass, the rest may not be tried."""
 
@@ -110,6 +112,8 @@ class _CertifiedAdapter(HTTPAdapter):  # type: ignore[misc]
 
 class WebSender:
     """DICOMweb: one request for all objects that are sent together."""
+
+    sends_together = True
 
     def __init__(self, url: str, credentials: Credentials) -> None:
         session = requests.Session()
@@ -148,6 +152,8 @@ class WebSender:
 
 class DimseSender:
     """C-STORE: one association for as long as there is something to send."""
+
+    sends_together = False
 
     def __init__(self, destination: Destination, title: str, tls: ssl.SSLContext | None) -> None:
         _config.LOG_HANDLER_LEVEL = "none"
@@ -244,14 +250,24 @@ class Courier:
                 self._spool.acknowledge(result, ())
         if not objects:
             return []
+        left: list[ResultName] = []
+        for group in [objects] if self._sender.sends_together else [[one] for one in objects]:
+            here = [one for one in group if one[2].exists()]  # or it went to failed with another one of its film
+            if left:  # the receiver is away
+                left += [result for result, _, _ in here if result not in left]
+            elif here:
+                left = self._send(here)
+        self._failures = self._failures + 1 if left else 0
+        return left
+
+    def _send(self, objects: Sequence[tuple[ResultName, str, Path]]) -> list[ResultName]:
+        """The results of which something is left to send."""
         with quiet_readers():
             answers = self._sender.send([path for _, _, path in objects])
         told: dict[ResultName, dict[str, Answer]] = {}
         for (result, kind, _), answer in zip(objects, answers, strict=True):
             told.setdefault(result, {})[kind] = answer
-        left = [result for result, kinds in told.items() if not self._settle(result, kinds)]
-        self._failures = self._failures + 1 if left else 0
-        return left
+        return [result for result, kinds in told.items() if not self._settle(result, kinds)]
 
     def _settle(self, result: ResultName, answers: Mapping[str, Answer]) -> bool:
         """Do what the receiver's answers ask for; whether nothing of these results is left to send."""

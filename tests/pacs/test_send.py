@@ -123,6 +123,8 @@ def test_statuses(status: int, outcome: str) -> None:
 class Stubborn:
     """A receiver that is away for some attempts, then refuses one object for good."""
 
+    sends_together = True
+
     def __init__(self, away: int) -> None:
         self.away, self.sent = away, []  # type: ignore[var-annotated]
 
