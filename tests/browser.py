@@ -71,10 +71,10 @@ class Browser:
         os.close(self._in)
         os.close(self._out)
 
-    def open(self, page: Path, until: str = "document.documentElement?.dataset.ready === 'yes'") -> None:
-        """Go to a page and wait until it says that it is ready."""
+    def open(self, page: Path | str, until: str = "document.documentElement?.dataset.ready === 'yes'") -> None:
+        """Go to a page, a file or an address, and wait until it says that it is ready."""
         self._events.clear()
-        self._ask("Page.navigate", url=page.as_uri())
+        self._ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.wait_for(until)
 
     def run(self, script: str) -> Any:

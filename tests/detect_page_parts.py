@@ -80,11 +80,13 @@ MANY = 20_000
 
 
 def with_atlas(detector: AnomalyDetector) -> AnomalyDetector:
-    """The same with normal films that are black above and white below, and one grey patch at each place."""
+    """The same with normal films that are black above and white below, and two grey patches at each place."""
     mean = np.zeros((32, 32), np.uint8)
     mean[16:] = 255
     known = copy(detector)
-    known.atlas = NormalAtlas(100, mean, 4, np.full((4, 4, 1, PATCH, PATCH), 128, np.uint8))
+    patches = np.full((4, 4, 2, PATCH, PATCH), 50, np.uint8)
+    patches[:, :, 1] = 128
+    known.atlas = NormalAtlas(100, mean, 4, patches)
     return known
 
 

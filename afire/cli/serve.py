@@ -10,6 +10,7 @@ import typer
 from afire.cli.options import Device, Quiet, Verbose
 
 PASSWORD, KEY_PASSWORD = "AFIRE_SEND_PASSWORD", "AFIRE_TLS_KEY_PASSWORD"
+SEND_KEY_PASSWORD = "AFIRE_SEND_KEY_PASSWORD"
 
 
 def serve(
@@ -29,6 +30,9 @@ def serve(
     health_port: Annotated[
         int | None, typer.Option("--health-port", help="Port for /healthz, /readyz, /metrics.", min=0, max=65535)
     ] = None,
+    live: Annotated[
+        int, typer.Option("--live", help="Films of the live list at --health-port, on loopback; 0 is no list.", min=0)
+    ] = 200,
     health_bind: Annotated[str, typer.Option("--health-bind", help="Address of --health-port.")] = "127.0.0.1",
     tls_cert: Annotated[
         Path | None, typer.Option("--tls-cert", help="Our certificate (PEM): films by TLS only.")
@@ -42,6 +46,14 @@ def serve(
         Path | None, typer.Option("--tls-ca", help="Certificates (PEM) that callers must show one of.")
     ] = None,
     send_ca: Annotated[Path | None, typer.Option("--send-ca", help="Certificates (PEM) that vouch for --send.")] = None,
+    send_cert: Annotated[
+        Path | None, typer.Option("--send-cert", help="Certificate (PEM) to show to --send; default: --tls-cert.")
+    ] = None,
+    send_key: Annotated[Path | None, typer.Option("--send-key", help="Its key (PEM).")] = None,
+    send_key_password_file: Annotated[
+        Path | None,
+        typer.Option("--send-key-password-file", help=f"Its password; or {SEND_KEY_PASSWORD} in the environment."),
+    ] = None,
     send_user: Annotated[str, typer.Option("--send-user", help="User name for dicomweb.")] = "",
     send_password_file: Annotated[
         Path | None, typer.Option("--send-password-file", help=f"Its password; or {PASSWORD} in the environment.")
@@ -76,6 +88,11 @@ def serve(
     destination = addresses.parse_destination(send)
     key_password = secrecy.read_password(tls_key_password_file, KEY_PASSWORD)
     certificate = secrecy.certificate_of(tls_cert, tls_key, key_password)
+    send_key_password = secrecy.read_password(send_key_password_file, SEND_KEY_PASSWORD)
+    shown = secrecy.certificate_of(send_cert, send_key, send_key_password, "--send") or certificate
+    credentials = secrecy.Credentials(send_user, secrecy.read_password(send_password_file, PASSWORD), send_ca, shown)
+    if destination.tls:
+        credentials.context()  # what is wrong with it is said before anything starts
     if not insecure:
         secrecy.require_secure(bind, "--bind", is_tls=certificate is not None)
         secrecy.require_secure(destination.host, "--send", is_tls=destination.tls)
@@ -91,11 +108,10 @@ def serve(
             tls=secrecy.server_context(certificate, tls_ca),
         ),
         destination=destination,
-        credentials=secrecy.Credentials(
-            send_user, secrecy.read_password(send_password_file, PASSWORD), send_ca, certificate
-        ),
+        credentials=credentials,
         kinds=parse_kinds(objects, "--objects"),
         health=(health_bind, health_port) if health_port is not None else None,
+        live=live,
         batch=batch,
         workers=workers,
         drain_seconds=drain,

@@ -117,11 +117,11 @@ def _file_at_fault(path: Path, syntax: UID | None = None) -> Iterator[None]:
         raise ImageError(f"{path} is a truncated or damaged DICOM file; export it again or leave it out.") from None
 
 
-def read_tags(path: Path, tags: list[str], max_bytes: int = _MOST_BYTES) -> pydicom.Dataset:
-    """The named tags of a DICOM file, for one that is derived from it. They identify the patient: nothing else may get
-    them."""
+def read_tags(path: Path, tags: list[str]) -> pydicom.Dataset:
+    """The named tags of a DICOM file, of those before its pixels, for one that is derived from it. They identify the
+    patient: nothing else may get them."""
     with _file_at_fault(path):
-        return _parse(path, path.read_bytes(), max_bytes, tags)
+        return _parse_header(path, tags)
 
 
 def read_header(path: Path) -> tuple[str, str]:

@@ -9,7 +9,7 @@ Shapes: N normal films of S x S pixels, G x G places, K patches of P x P pixels 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,29 @@ class NormalAtlas:
     def without_patches(self) -> NormalAtlas:
         """What may be given away: the average alone."""
         return NormalAtlas(self.films, self.mean, self.places)
+
+    @property
+    def patch_side(self) -> int:
+        """Pixels of the film from which patches are cut."""
+        return self.places * PATCH // 2
+
+    def closest(self, film_SS: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+        """Of a square film in [0, 1], which of the kept patches are most like it at each place, closest first:
+        (G, G, count).
+
+        By the mean squared difference of grey values, as people would lay one piece over another.
+        """
+        here = cut_patches(torch.from_numpy(film_SS)[None, None], self.places)[0].flatten(2).numpy().astype(np.float32)
+        kept, lengths = self._flat_patches  # of |kept - here|^2, |here|^2 is the same for all
+        distances = lengths - 2 * np.matmul(kept, here[..., None])[..., 0]
+        return np.argsort(distances, axis=2, kind="stable")[:, :, :count]
+
+    @cached_property
+    def _flat_patches(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """(G, G, K, P * P), and their squared lengths."""
+        assert self.patches is not None
+        flat = self.patches.reshape(*self.patches.shape[:3], -1).astype(np.float32)
+        return flat, np.square(flat).sum(axis=3)
 
     def save(self, folder: Path) -> None:
         """Write it into a detector's folder."""

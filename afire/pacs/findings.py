@@ -13,7 +13,7 @@ from scipy.ndimage import label
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER
-from afire.detect.findings import SCORED, FilmResult, Judgement, Rule
+from afire.detect.findings import OUT_OF_DOMAIN, SCORED, FilmResult, Judgement, Rule
 
 Mask = NDArray[np.bool_]
 
@@ -62,6 +62,11 @@ class Finding:
     @classmethod
     def of(cls, result: FilmResult, rule: Rule, region: Region | None, model_hash: str) -> Finding:
         return cls(result, rule.judge(result), region if result.status == SCORED else None, model_hash)
+
+    @classmethod
+    def none(cls) -> Finding:
+        """Of no film: what an object of a kind is first made of."""
+        return cls(FilmResult(0, "", OUT_OF_DOMAIN), None, None, "")
 
     @property
     def reason(self) -> str:

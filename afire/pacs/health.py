@@ -1,14 +1,19 @@
-"""How the service is doing: ``/healthz``, ``/readyz`` and ``/metrics`` (Prometheus text). No film is named."""
+"""How the service is doing: ``/healthz``, ``/readyz`` and ``/metrics`` (Prometheus text), in which no film is named.
+
+The live list is at the same port.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 from afire.errors import UserError
+from afire.pacs.live import LiveList, Reply
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,8 @@ class Health:
 class HealthServer:
     """Answers until it is closed."""
 
-    def __init__(self, host: str, port: int, look: Callable[[], Health]) -> None:
-        handler = type("Handler", (_Handler,), {"look": staticmethod(look)})
+    def __init__(self, host: str, port: int, look: Callable[[], Health], live: LiveList | None = None) -> None:
+        handler = type("Handler", (_Handler,), {"look": staticmethod(look), "live": live})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as error:
@@ -45,25 +50,36 @@ class HealthServer:
 
 class _Handler(BaseHTTPRequestHandler):
     look: Callable[[], Health]
+    live: LiveList | None
 
     def do_GET(self) -> None:
-        health = self.look()
         if self.path == "/metrics":
-            self._answer(200, metrics(health), "text/plain; version=0.0.4; charset=utf-8")
+            self._answer(200, metrics(self.look()), "text/plain; version=0.0.4; charset=utf-8")
         elif self.path in ("/healthz", "/readyz"):
+            health = self.look()
             good = health.alive if self.path == "/healthz" else health.ready
             words = {"status": "ok" if good else "failing", "reasons": health.reasons, "spool": health.waiting}
             self._answer(200 if good else 503, json.dumps(words) + "\n", "application/json")
+        elif self.live is not None:
+            self._reply(
+                self.live.answer(
+                    self.path, self.client_address[0], {key.lower(): word for key, word in self.headers.items()}
+                )
+            )
         else:
             self._answer(404, "there are /healthz, /readyz and /metrics\n", "text/plain")
 
     def _answer(self, code: int, text: str, kind: str) -> None:
-        body = text.encode()
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        self._reply(Reply(code, kind, text.encode()))
+
+    def _reply(self, reply: Reply) -> None:
+        self.send_response(reply.code)
+        headers = {"Content-Type": reply.kind, "Content-Length": str(len(reply.body)), **reply.headers}
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # a browser that has gone on
+            self.wfile.write(reply.body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: a probe every few seconds is no news."""

@@ -64,17 +64,34 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._lock = Lock()
         self._counts: Counter[str] = Counter()
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._stream = os.fdopen(handle, "a", encoding="utf-8")
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._lost, self._is_torn = 0, False  # lines that a full disk did not take; whether it took a part of one
 
     def note(self, event: str, film: str = "", *, caller: str = "", reason: str = "", kind: str = "") -> None:
-        """One line, on its way to the disk when this returns. ``film`` is a keyed hash."""
+        """One line, on its way to the disk when this returns. ``film`` is a keyed hash.
+
+        A full disk must not end the service: lines that it does not take are counted, and their number is the first
+        line that it takes again.
+        """
         named = {"film": film, "caller": _UNUSUAL.sub("?", caller)[:80], "reason": reason, "kind": kind}
         line = {"time": _now(), "event": event, **{name: value for name, value in named.items() if value}}
         with self._lock:
             self._counts[event] += 1
-            self._stream.write(json.dumps(line, ensure_ascii=True) + "\n")
-            self._stream.flush()
+            if self._lost and self._write({"time": _now(), "event": "lines lost", "reason": f"{self._lost} lines"}):
+                self._lost = 0
+            if self._lost or not self._write(line):
+                self._lost += 1
+                self._counts["lines lost"] += 1
+
+    def _write(self, line: dict[str, str]) -> bool:
+        """Whether the disk took the whole line."""
+        data = ("\n" if self._is_torn else "").encode() + json.dumps(line, ensure_ascii=True).encode() + b"\n"
+        try:
+            written = os.write(self._handle, data)
+        except OSError:
+            return False
+        self._is_torn = written < len(data)
+        return not self._is_torn
 
     def counts(self) -> dict[str, int]:
         """How often each event happened since the start."""
@@ -82,7 +99,7 @@ class Journal:
             return dict(sorted(self._counts.items()))
 
     def close(self) -> None:
-        self._stream.close()
+        os.close(self._handle)
 
 
 def _now() -> str:

@@ -25,8 +25,9 @@ from afire.detect.run import Draw, Drawing, Drawn
 from afire.errors import ImageError, UserError
 from afire.files import write_atomic
 from afire.pacs import require_packages, silence_libraries
-from afire.pacs.capture import captioned, secondary_capture
+from afire.pacs.capture import captioned, capture_file
 from afire.pacs.findings import Finding, Region
+from afire.pacs.mould import Elements, encode
 from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid
 from afire.report.detect_pictures import heat_levels, laid_over
 
@@ -79,8 +80,9 @@ class ObjectMaker:
         finding = Finding.of(drawing.result, self.rule, region, self.model_hash)
         with quiet_readers():
             try:
-                made = {kind: self._make(kind, source, finding, picture) for kind in self.kinds}
-                return {kind: _encoded(one) for kind, one in made.items() if one is not None}
+                patient = _patient(source)
+                made = {kind: self._make(kind, source, finding, picture, patient) for kind in self.kinds}
+                return {kind: data for kind, data in made.items() if data is not None}
             except Exception:  # a tag of the film that no object can hold; messages of libraries quote it
                 raise ImageError(f"{drawing.film.path} has tags that cannot be copied into a derived object.") from None
 
@@ -93,7 +95,9 @@ class ObjectMaker:
         levels = heat_levels(drawing.heat, (shown.shape[0], shown.shape[1]), self.scale, self.fit)
         return laid_over(shown, levels), Region.of(np.asarray(levels))
 
-    def _make(self, kind: Kind, source: Source, finding: Finding, picture: Image.Image) -> Dataset | None:
+    def _make(
+        self, kind: Kind, source: Source, finding: Finding, picture: Image.Image, patient: Elements
+    ) -> bytes | None:
         ids: Ids = {
             "series_instance_uid": series_uid(source.study, self.model_hash, kind),
             "series_number": _SERIES_NUMBERS[kind],
@@ -101,26 +105,34 @@ class ObjectMaker:
             "sop_instance_uid": result_uid(source.instance, self.model_hash, kind),
             "instance_number": source.number,
         }
-        made = self._unnamed(kind, source, finding, picture, ids)
-        if made is not None:
-            name_patient(made, source)
-            if kind != "sr":
-                place_on_body(made, source)
-        return made
-
-    def _unnamed(self, kind: Kind, source: Source, finding: Finding, picture: Image.Image, ids: Ids) -> Dataset | None:
-        """An object without its patient. What needs highdicom is imported here: captures do not."""
         if kind == "sc":
-            return secondary_capture(source, finding, captioned(picture, self.scale, finding), ids)
-        if kind == "sr":
-            from afire.pacs.structured_report import structured_report
+            page = captioned(picture, self.scale, finding)
+            return capture_file(source, finding, page, ids, patient | _body_part(source))
+        if kind == "sr":  # what needs highdicom is imported here: captures do not
+            from afire.pacs.structured_report import report_file
 
-            return structured_report(source, finding, ids)
+            return report_file(source, finding, ids, patient)
         if finding.region is None:
             return None
         from afire.pacs.marks import presentation_state, segmentation
 
-        return (segmentation if kind == "seg" else presentation_state)(source, finding, finding.region, ids)
+        made = (segmentation if kind == "seg" else presentation_state)(source, finding, finding.region, ids)
+        name_patient(made, source)
+        place_on_body(made, source, is_image=kind == "seg")
+        return _encoded(made)
+
+
+def _patient(source: Source) -> Elements:
+    """The tags of patient and study, as they are written into an object."""
+    named = Dataset()
+    name_patient(named, source)
+    return encode(named)
+
+
+def _body_part(source: Source) -> Elements:
+    placed = Dataset()
+    place_on_body(placed, source, is_image=True)
+    return encode(placed)
 
 
 def _encoded(made: Dataset) -> bytes:

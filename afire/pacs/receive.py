@@ -62,6 +62,7 @@ _TAGS = [
     "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData",
 ]  # fmt: skip
 _MOST_ASSOCIATIONS = 64
+_PDU_BYTES = 1 << 20  # of a message: each takes its time, and senders choose the size up to this
 _TIMEOUT = 60.0  # of a peer that says nothing
 _REJECT = {"called title": (0x01, 0x01, 0x07), "caller": (0x01, 0x01, 0x03)}
 
@@ -86,6 +87,7 @@ class Receiver:
         self._server: Any = None
         self._ae = AE(ae_title=settings.title)
         self._ae.maximum_associations = _MOST_ASSOCIATIONS
+        self._ae.maximum_pdu_size = _PDU_BYTES
         self._ae.network_timeout = self._ae.dimse_timeout = self._ae.acse_timeout = _TIMEOUT
         self._ae.add_supported_context(Verification)
         for film_class in FILM_CLASSES:

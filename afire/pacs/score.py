@@ -10,6 +10,7 @@ from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
 from afire.detect.run import BATCH, Drawing, Drawn, score_batch, share_of_cores, side_by_side
 from afire.errors import UserError
 from afire.pacs.journal import Journal
+from afire.pacs.live import LiveList
 from afire.pacs.objects import ObjectMaker
 from afire.pacs.spool import FilmName, Spool
 from afire.processes import usable_cores
@@ -29,7 +30,9 @@ class Scorer:
         journal: Journal,
         batch: int = BATCH,
         workers: int | None = None,
+        live: LiveList | None = None,
     ) -> None:
+        self._live = live
         self._detector, self._maker, self._spool, self._journal = detector, maker, spool, journal
         self._batch, self._workers = batch, workers or usable_cores()
         self._side = side_by_side(detector, self._workers)
@@ -68,22 +71,28 @@ class Scorer:
                     self.score([name])
 
     def _score_together(self, names: Sequence[FilmName]) -> None:
-        def hand_over(drawing: Drawing) -> Drawn:
+        made: dict[FilmName, dict[str, bytes]] = {}
+        drawings: list[Drawing] = []
+
+        def make(drawing: Drawing) -> Drawn:
             name = names[drawing.film.number]
             if drawing.result.status == OUT_OF_DOMAIN:
                 self._journal.note("out of domain", name.film, reason="; ".join(drawing.result.objections))
             try:
-                objects = self._maker(drawing)
+                made[name] = {str(kind): data for kind, data in self._maker(drawing).items()}
+                drawings.append(drawing)
             except UserError:
                 self._spool.fail_film(name, "its tags cannot be copied into a result")
-            else:
-                self._spool.commit(name, {str(kind): data for kind, data in objects.items()})
             return Drawn({})
 
         jobs = [(number, str(self._spool.film(name))) for number, name in enumerate(names)]
-        results = score_batch(
-            self._detector, self._spool.root, jobs, draw=hand_over, looking=self._looking, restore=False
-        )
-        for result in results:
-            if result.status == UNREADABLE:
-                self._spool.fail_film(names[result.number], "; ".join(result.objections))
+        results = score_batch(self._detector, self._spool.root, jobs, draw=make, looking=self._looking, restore=False)
+        self._spool.commit(made)
+        unreadable = [result for result in results if result.status == UNREADABLE]
+        for result in unreadable:
+            self._spool.fail_film(names[result.number], "; ".join(result.objections))
+        if self._live is not None:
+            for drawing in drawings:
+                self._live.add(names[drawing.film.number].film, drawing)
+            for result in unreadable:
+                self._live.add_unreadable(names[result.number].film, result)

@@ -46,13 +46,13 @@ class Credentials:
         return context
 
 
-def certificate_of(file: Path | None, key: Path | None, password: str) -> Certificate | None:
-    """Certificate and key as the options give them."""
+def certificate_of(file: Path | None, key: Path | None, password: str, options: str = "--tls") -> Certificate | None:
+    """Certificate and key as the options ``--tls-cert`` and ``--tls-key`` give them, or others that begin alike."""
     if file is None and key is None:
         return None
     if file is None or key is None:
-        raise UserError("--tls-cert and --tls-key belong together; give both or neither.")
-    return Certificate(require_file(file, "--tls-cert"), require_file(key, "--tls-key"), password)
+        raise UserError(f"{options}-cert and {options}-key belong together; give both or neither.")
+    return Certificate(require_file(file, f"{options}-cert"), require_file(key, f"{options}-key"), password)
 
 
 def server_context(certificate: Certificate | None, ca: Path | None) -> ssl.SSLContext | None:

@@ -8,6 +8,7 @@ receiver refuses goes to ``failed``.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
@@ -24,10 +25,12 @@ from pydicom.uid import (
     ExplicitVRLittleEndian,
     GrayscaleSoftcopyPresentationStateStorage,
     ImplicitVRLittleEndian,
+    JPEGBaseline8Bit,
     SecondaryCaptureImageStorage,
     SegmentationStorage,
 )
 from pynetdicom import AE, _config
+from requests.adapters import HTTPAdapter
 
 from afire.data.film import quiet_readers
 from afire.pacs.addresses import Destination
@@ -42,6 +45,7 @@ _CLASSES = (
 _TIMEOUT = 30.0
 _IDLE_SECONDS = 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+_TOGETHER = 8  # films whose results are sent in one go
 _ONE_REQUEST = 2**31  # bytes: never in chunks, of which some servers forget the first
 # Of the receiver's answers these are about the data; all others may be different tomorrow.
 _REFUSALS = (
@@ -71,8 +75,10 @@ class Answer:
 class Sender(Protocol):
     """A way to a receiver."""
 
-    def send(self, path: Path) -> Answer:
-        """Send the DICOM file at ``path``."""
+    sends_together: bool  # whether several objects are one message; else each is acknowledged before the next is sent
+
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        """Send DICOM files: an answer for each, in their order. After one that may pass, the rest may not be tried."""
 
     def rest(self) -> None:
         """There is nothing to send for now."""
@@ -85,29 +91,60 @@ def open_sender(destination: Destination, title: str, credentials: Credentials) 
     return DimseSender(destination, title, credentials.context() if destination.tls else None)
 
 
+class _FileClient(DICOMwebClient):  # type: ignore[misc]
+    """Stores files as they are: the client's own way reads and writes each of them once more."""
+
+    def store_files(self, files: Sequence[bytes]) -> Dataset:
+        stored: Dataset = self._http_post_multipart_application_dicom(f"{self.base_url}/studies", files)
+        return stored
+
+
+class _CertifiedAdapter(HTTPAdapter):  # type: ignore[misc]
+    """Shows our certificate, whose key may need a password."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        super().__init__()
+
+    def init_poolmanager(self, *words: Any, **named: Any) -> None:
+        super().init_poolmanager(*words, **named, ssl_context=self._context)
+
+
 class WebSender:
-    """DICOMweb: one request for each object."""
+    """DICOMweb: one request for all objects that are sent together."""
+
+    sends_together = True
 
     def __init__(self, url: str, credentials: Credentials) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxy and no password from somewhere else
         session.verify = str(credentials.ca) if credentials.ca else True
+        session.headers["Accept"] = "application/dicom+json"
         if credentials.user:
             session.auth = (credentials.user, credentials.password)
-        self._client = DICOMwebClient(url, session=session, chunk_size=_ONE_REQUEST, timeout=_TIMEOUT)
+        if url.startswith("https:"):
+            session.mount("https://", _CertifiedAdapter(credentials.context()))
+        self._client = _FileClient(url, session=session, chunk_size=_ONE_REQUEST, timeout=_TIMEOUT)
         self._client.set_http_retry_params(retry=False)  # it would wait inside, unseen
 
-    def send(self, path: Path) -> Answer:
-        made = pydicom.dcmread(path)
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        together = self._store(paths)
+        if len(paths) == 1 or together.outcome is not Outcome.REFUSED:
+            return [together] * len(paths)
+        return [self._store([path]) for path in paths]  # which of them it was: each gets an answer of its own
+
+    def _store(self, paths: Sequence[Path]) -> Answer:
+        """All, or the reason why not all."""
         try:
-            stored = self._client.store_instances([made])
+            stored = self._client.store_files([path.read_bytes() for path in paths])
         except requests.HTTPError as error:
             status = error.response.status_code
             return Answer(Outcome.REFUSED if status in _REFUSALS else Outcome.LATER, f"HTTP {status}")
         except requests.RequestException as error:
             return Answer(Outcome.LATER, type(error).__name__)
-        failed = stored.get("FailedSOPSequence")
-        return _answer_to(int(failed[0].get("FailureReason", 0xC000))) if failed else Answer(Outcome.STORED)
+        failed = [_answer_to(int(one.get("FailureReason", 0xC000))) for one in stored.get("FailedSOPSequence") or []]
+        weights = [Outcome.STORED, Outcome.LATER, Outcome.REFUSED]
+        return max(failed, key=lambda answer: weights.index(answer.outcome), default=Answer(Outcome.STORED))
 
     def rest(self) -> None:
         pass
@@ -115,6 +152,8 @@ class WebSender:
 
 class DimseSender:
     """C-STORE: one association for as long as there is something to send."""
+
+    sends_together = False
 
     def __init__(self, destination: Destination, title: str, tls: ssl.SSLContext | None) -> None:
         _config.LOG_HANDLER_LEVEL = "none"
@@ -124,15 +163,28 @@ class DimseSender:
         self._ae.connection_timeout = _TIMEOUT
         for kind in _CLASSES:
             self._ae.add_requested_context(kind, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
+        self._ae.add_requested_context(SecondaryCaptureImageStorage, JPEGBaseline8Bit)
         self._association: Any = None
 
-    def send(self, path: Path) -> Answer:
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        answers: list[Answer] = []
+        for path in paths:
+            answers.append(self._store(path))
+            if answers[-1].outcome is Outcome.LATER:
+                break
+        return answers + [answers[-1]] * (len(paths) - len(answers))
+
+    def _store(self, path: Path) -> Answer:
         association = self._associate()
         if association is None:
             return Answer(Outcome.LATER, "no association")
         made = pydicom.dcmread(path)
-        if not any(context.abstract_syntax == made.SOPClassUID for context in association.accepted_contexts):
+        accepted = [one for one in association.accepted_contexts if one.abstract_syntax == made.SOPClassUID]
+        if not accepted:
             return Answer(Outcome.REFUSED, "no presentation context for this kind of object")
+        syntax = made.file_meta.TransferSyntaxUID
+        if syntax.is_compressed and not any(syntax in one.transfer_syntax for one in accepted):
+            made.decompress(generate_instance_uid=False)  # the receiver takes plain pixels only
         try:
             status: Dataset = association.send_c_store(made)
         except (RuntimeError, ValueError):  # the association was lost meanwhile, or the syntax is not accepted
@@ -173,30 +225,63 @@ class Courier:
     def run(self, stop: Event) -> None:
         """Send what there is, and wait for more."""
         while not stop.is_set():
-            result = self._spool.next_result(_IDLE_SECONDS)
-            if result is None:
+            results = self._spool.next_results(_TOGETHER, _IDLE_SECONDS)
+            try:
+                left = self._deliver(results)
+            except OSError as error:  # a full disk: what was delivered cannot be recorded now
+                self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
+                self._failures, left = self._failures + 1, results
+            if left:
+                self._spool.send_later(left)
+            if left or not results:
                 self._sender.rest()
-            elif not self._deliver(result):
-                self._spool.send_later(result)
-                self._sender.rest()
+            if left:
                 stop.wait(self._wait())
         self._sender.rest()
 
-    def _deliver(self, result: ResultName) -> bool:
-        """Whether nothing of these results is left to send; counts failures in a row otherwise."""
-        for kind, path in self._spool.objects(result).items():
-            with quiet_readers():
-                answer = self._sender.send(path)
+    def _deliver(self, results: Sequence[ResultName]) -> list[ResultName]:
+        """Send the objects of several films together; the results of which something is left to send. Counts failures
+        in a row."""
+        objects = []
+        for result in results:
+            waiting = self._spool.objects(result)
+            objects += [(result, kind, path) for kind, path in waiting.items()]
+            if not waiting:  # all delivered, and not yet recorded
+                self._spool.acknowledge(result, ())
+        if not objects:
+            return []
+        left: list[ResultName] = []
+        for group in [objects] if self._sender.sends_together else [[one] for one in objects]:
+            here = [one for one in group if one[2].exists()]  # or it went to failed with another one of its film
+            if left:  # the receiver is away
+                left += [result for result, _, _ in here if result not in left]
+            elif here:
+                left = self._send(here)
+        self._failures = self._failures + 1 if left else 0
+        return left
+
+    def _send(self, objects: Sequence[tuple[ResultName, str, Path]]) -> list[ResultName]:
+        """The results of which something is left to send."""
+        with quiet_readers():
+            answers = self._sender.send([path for _, _, path in objects])
+        told: dict[ResultName, dict[str, Answer]] = {}
+        for (result, kind, _), answer in zip(objects, answers, strict=True):
+            told.setdefault(result, {})[kind] = answer
+        return [result for result, kinds in told.items() if not self._settle(result, kinds)]
+
+    def _settle(self, result: ResultName, answers: Mapping[str, Answer]) -> bool:
+        """Do what the receiver's answers ask for; whether nothing of these results is left to send."""
+        refused = [f"{kind}: {answer.reason}" for kind, answer in answers.items() if answer.outcome is Outcome.REFUSED]
+        stored = [kind for kind, answer in answers.items() if answer.outcome is Outcome.STORED]
+        if stored:
+            self._spool.acknowledge(result, stored)
+        if refused:
+            self._spool.fail_result(result, "; ".join(refused))
+            return True
+        for kind, answer in answers.items():
             if answer.outcome is Outcome.LATER:
-                self._failures += 1
                 self._journal.note("not sent", result.name.film, kind=kind, reason=answer.reason)
-                return False
-            self._failures = 0
-            if answer.outcome is Outcome.REFUSED:
-                self._spool.fail_result(result, f"{kind}: {answer.reason}")
-                return True
-            self._spool.acknowledge(result, kind)
-        return True
+        return len(stored) == len(answers)
 
     def _wait(self) -> float:
         """Seconds until the next attempt: twice as long each time, up to a limit."""

@@ -16,9 +16,10 @@ from afire.detect.base import AnomalyDetector
 from afire.detect.findings import rule_of
 from afire.files import folder_lock, sha256_text
 from afire.pacs import silence_libraries
-from afire.pacs.addresses import Destination
+from afire.pacs.addresses import Destination, is_loopback
 from afire.pacs.health import Health, HealthServer
 from afire.pacs.journal import AUDIT, Journal, Keyed
+from afire.pacs.live import LiveList
 from afire.pacs.objects import Kind, ObjectMaker
 from afire.pacs.receive import Receiver, ReceiveSettings
 from afire.pacs.score import Scorer
@@ -44,6 +45,7 @@ class ServiceSettings:
     credentials: Credentials
     kinds: Sequence[Kind]
     health: tuple[str, int] | None = None  # host and port
+    live: int = 200  # films of the live list behind it; none is no list
     batch: int = 32
     workers: int | None = None
     drain_seconds: float = 25.0
@@ -67,8 +69,12 @@ class Service:
         self.spool = Spool(settings.spool, recipe_of(model_hash, settings.kinds), self._on_step)
         if settings.retry_failed:
             self._journal.note("retrying", reason=f"{self.spool.retry_failed()} that had failed")
-        maker = ObjectMaker.of(detector, rule_of(detector), model_hash, settings.kinds)
-        self._scorer = Scorer(detector, maker, self.spool, self._journal, settings.batch, settings.workers)
+        rule = rule_of(detector)
+        maker = ObjectMaker.of(detector, rule, model_hash, settings.kinds)
+        self._live: LiveList | None = None
+        if settings.live and settings.health is not None and is_loopback(settings.health[0], "--health-bind"):
+            self._live = LiveList(detector, rule, model_hash, settings.live, self.spool.counts)
+        self._scorer = Scorer(detector, maker, self.spool, self._journal, settings.batch, settings.workers, self._live)
         self._senders = [
             open_sender(settings.destination, settings.receive.title, settings.credentials) for _ in range(_COURIERS)
         ]
@@ -84,6 +90,11 @@ class Service:
         if self._also is not None:
             self._also(event, film, reason=reason, kind=kind)
 
+    @property
+    def live_address(self) -> str:
+        """Where a browser on this machine finds the live list; nowhere without one."""
+        return f"http://localhost:{self.health_port}/" if self._live is not None else ""
+
     def start(self) -> None:
         """Score and send what an earlier service left, and listen."""
         couriers = [Courier(self.spool, sender, self._journal) for sender in self._senders]
@@ -93,7 +104,7 @@ class Service:
             thread.start()
         try:
             if self.settings.health is not None:
-                self._health = HealthServer(*self.settings.health, self.look)
+                self._health = HealthServer(*self.settings.health, self.look, self._live)
                 self.health_port = self._health.port
             self.port = self._receiver.start()
         except BaseException:
@@ -150,6 +161,8 @@ def serve(settings: ServiceSettings, detector: AnomalyDetector, model_hash: str)
         service.start()
         logger.info("listening as %s on %s port %d", *_listening(service))
         logger.info("results go to %s", settings.destination.words)
+        if service.live_address:
+            logger.info("a live list is at %s", service.live_address)
         while not received:
             time.sleep(_POLL_SECONDS)
         logger.info("ending: no more films are taken, and those that wait go on for %g s", settings.drain_seconds)

@@ -19,6 +19,7 @@ from afire.data.dicom import read_tags
 from afire.data.film import quiet_readers
 from afire.errors import ImageError
 from afire.files import sha256_file
+from afire.pacs.mould import Elements, elements
 
 # Required in every object, even if empty.
 _REQUIRED = (
@@ -123,13 +124,13 @@ def name_patient(made: Dataset, source: Source) -> None:
     made.StudyInstanceUID = source.image.StudyInstanceUID
 
 
-def place_on_body(made: Dataset, source: Source) -> None:
+def place_on_body(made: Dataset, source: Source, *, is_image: bool) -> None:
     """Say what part of the body an object shows, and of an image which way round, as far as the film does.
 
     The standard wants the orientation where no frame of reference says it, empty if it is unknown; and the side of the
     body, but only if the part is one of a pair or not known.
     """
-    if "PixelData" in made:
+    if is_image:
         made.PatientOrientation = source.image.get("PatientOrientation") or ""
     part = str(source.image.get("BodyPartExamined") or "")
     if part:
@@ -153,6 +154,48 @@ def new_object(sop_class: UID, modality: str, ids: Ids) -> Dataset:
     made.file_meta.MediaStorageSOPClassUID = sop_class
     made.file_meta.MediaStorageSOPInstanceUID = ids["sop_instance_uid"]
     return made
+
+
+def own_elements(ids: Ids) -> Elements:
+    """What a new object of a kind has of its own, whatever it holds."""
+    now = datetime.now()
+    return elements(
+        SOPInstanceUID=("UI", ids["sop_instance_uid"].encode()),
+        SeriesInstanceUID=("UI", ids["series_instance_uid"].encode()),
+        InstanceNumber=("IS", str(ids["instance_number"]).encode()),
+        ContentDate=("DA", now.strftime("%Y%m%d").encode()),
+        ContentTime=("TM", now.strftime("%H%M%S").encode()),
+    )
+
+
+_PLACEHOLDER = "1.2.826.0.1.3680043.8.498.4711"
+
+
+def placeholder_source() -> Source:
+    """A film that is none: its values are found again in an object that was made of it."""
+    image = Dataset()
+    for number, name in enumerate(("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"), 1):
+        setattr(image, name, UID(f"{_PLACEHOLDER}.{number}"))
+    image.SOPClassUID = UID(ComputedRadiographyImageStorage)
+    image.Rows = image.Columns = 64
+    return Source(Dataset(), image, 1)
+
+
+def source_values(source: Source) -> dict[str, bytes]:
+    """What objects say about their film, by name."""
+    image = source.image
+    named = {"study": image.StudyInstanceUID, "series": image.SeriesInstanceUID}
+    named |= {"film": image.SOPInstanceUID, "class": image.SOPClassUID}
+    return {name: str(uid).encode() for name, uid in named.items()}
+
+
+def placeholder_ids(number: int, description: str) -> Ids:
+    """Of an object that is none, in a series with this number and description."""
+    uid = UID(f"{_PLACEHOLDER}.9")
+    return {
+        "series_instance_uid": uid, "series_number": number, "series_description": description,
+        "sop_instance_uid": uid, "instance_number": 1,
+    }  # fmt: skip
 
 
 def reference_to(source: Source) -> Dataset:

@@ -19,16 +19,18 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
 from pathlib import Path
-from threading import Condition
+from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
+from afire.pacs.sync import SharedSync, sync
 
 INCOMING, SCORED, OUTGOING = "incoming", "scored", "outgoing"
 DONE, FAILED, QUARANTINE = "done", "failed", "quarantine"
@@ -36,6 +38,8 @@ STATES = (INCOMING, SCORED, OUTGOING, DONE, FAILED, QUARANTINE)
 REASON, FILM_FILE = "reason.json", "film.dcm"
 _UNFINISHED = ".part-"  # what `remove_unfinished` removes
 _SUFFIX = ".dcm"
+_FEW = 4  # films: so many are worth a network's look
+_PAUSE, _LONGEST_PAUSE = 0.02, 0.1  # seconds: after the last film, and in all
 
 
 class Receipt(Enum):
@@ -86,10 +90,12 @@ class Spool:
 
     def __init__(self, root: Path, recipe: str, observe: Observe = _nobody) -> None:
         self.root, self.recipe, self._observe = root, recipe, observe
-        self._changed = Condition()
+        self._lock = RLock()
+        self._to_be_scored, self._to_be_sent = Condition(self._lock), Condition(self._lock)
         self._to_score: deque[FilmName] = deque()
         self._to_send: deque[ResultName] = deque()
         self._pixels: dict[str, str] = {}  # of every film outside of done, by FILM
+        self._synced = SharedSync(root / INCOMING)
         self._recover()
 
     # Receiving
@@ -98,15 +104,21 @@ class Spool:
         """Keep a film. When this returns, a power cut changes nothing about it."""
         part = self._write_part(self.root / INCOMING, data)
         try:
-            with self._changed:
+            with self._lock:
                 receipt = self._place(part, name)
         finally:
             part.unlink(missing_ok=True)
+        try:
+            self._synced()  # of two deliveries at once, the second must not be told so before it is true of the first
+        finally:
+            if receipt is Receipt.NEW:  # in any case: it is there
+                with self._lock:
+                    self._to_score.append(name)
+                    self._to_be_scored.notify_all()
         self._observe(receipt.value, name.film)
         return receipt
 
     def _place(self, part: Path, name: FilmName) -> Receipt:
-        """Under the lock until it is durable: of two deliveries at once, the second must not be told so before."""
         record = self._record(name.film)
         pixels = self._pixels.get(name.film) or record.get("pixels")
         if pixels is not None and pixels != name.pixels:
@@ -114,10 +126,8 @@ class Spool:
             return Receipt.QUARANTINED
         if self._is_under_way(name) or self.recipe in record.get("recipes", {}):
             return Receipt.DUPLICATE
-        _move(part, self._film(name))
+        part.rename(self._film(name))
         self._pixels[name.film] = name.pixels
-        self._to_score.append(name)
-        self._changed.notify_all()
         return Receipt.NEW
 
     def _is_under_way(self, name: FilmName) -> bool:
@@ -127,17 +137,25 @@ class Spool:
     # Scoring
 
     def claim(self, most: int, share: int, seconds: float) -> list[FilmName]:
-        """Films to score, at most ``most`` and one of ``share`` parts of those that wait; none after ``seconds``."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._to_score), seconds)
+        """Films to score, at most ``most`` and one of ``share`` parts of those that wait; none after ``seconds``.
+
+        Films that are few wait for others for a moment, if they follow each other closely: networks look at several
+        in little more time than at one.
+        """
+        with self._lock:
+            self._to_be_scored.wait_for(lambda: bool(self._to_score), seconds)
+            enough, deadline = min(most, _FEW) * share, time.monotonic() + _LONGEST_PAUSE
+            while 0 < len(self._to_score) < enough and time.monotonic() < deadline:
+                if not self._to_be_scored.wait(_PAUSE):
+                    break
             count = min(most, -(-len(self._to_score) // share))
             return [self._to_score.popleft() for _ in range(count)]
 
     def put_back(self, names: Iterable[FilmName]) -> None:
         """Films that were claimed and could not be scored now."""
-        with self._changed:
+        with self._lock:
             self._to_score.extendleft(names)
-            self._changed.notify_all()
+            self._to_be_scored.notify_all()
 
     def film(self, name: FilmName) -> Path:
         """Where a film that waits to be scored is, relative to :attr:`root`."""
@@ -147,19 +165,34 @@ class Spool:
         """Whether a film has still to be scored."""
         return self._film(name).exists()
 
-    def commit(self, name: FilmName, objects: Mapping[str, bytes]) -> None:
-        """Take the results of a film, kind -> bytes of a DICOM file, all or none; the film is removed."""
-        result = ResultName(name, self.recipe)
-        part = self.root / SCORED / f"{_UNFINISHED}{result}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        for kind, data in objects.items():
-            _write_durably(part / f"{kind}{_SUFFIX}", data)
-        _sync_folder(part)
-        shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
-        _move(part, self.root / SCORED / str(result))
-        self._observe("scored", name.film)
-        self._clear_film(result)
+    def commit(self, results: Mapping[FilmName, Mapping[str, bytes]]) -> None:
+        """Take the results of films, kind -> bytes of a DICOM file, of each film all or none; the films are removed.
+
+        All are written before any is synced, so that the disk takes them together.
+        """
+        parts = {ResultName(name, self.recipe): self._part(name) for name in results}
+        try:
+            for part, objects in zip(parts.values(), results.values(), strict=True):
+                _write_results(part, objects)
+            for part in parts.values():
+                for file in part.iterdir():
+                    sync(file)
+                sync(part)
+        except OSError:  # a full disk: what was written of them would keep it full
+            for part in parts.values():
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+        for result, part in parts.items():
+            shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
+            part.rename(self.root / SCORED / str(result))
+        sync(self.root / SCORED)
+        for result in parts:
+            self._observe("scored", result.name.film)
+            self._clear_film(result)
+
+    def _part(self, name: FilmName) -> Path:
+        """A folder that no start takes for results."""
+        return self.root / SCORED / f"{_UNFINISHED}{ResultName(name, self.recipe)}"
 
     def _clear_film(self, result: ResultName) -> None:
         """The film goes before its results move on: in outgoing there is nothing left of it."""
@@ -171,41 +204,42 @@ class Spool:
         else:
             source.rename(target)
         self._observe("outgoing", result.name.film)
-        with self._changed:
+        with self._lock:
             self._to_send.append(result)
-            self._changed.notify_all()
+            self._to_be_sent.notify()
 
     def fail_film(self, name: FilmName, reason: str) -> None:
         """A film that cannot be scored, whoever tries: kept for a person to look at."""
         folder = self.root / FAILED / str(name)
         folder.mkdir(exist_ok=True)
         write_json(folder / REASON, {"reason": reason})
-        _sync_folder(self.root / FAILED)
+        sync(self.root / FAILED)
         _move(self._film(name), folder / FILM_FILE)
         self._observe("failed", name.film, reason=reason)
 
     # Sending
 
-    def next_result(self, seconds: float) -> ResultName | None:
-        """Results to send, those that wait longest first; none after ``seconds``."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._to_send), seconds)
-            return self._to_send.popleft() if self._to_send else None
+    def next_results(self, most: int, seconds: float) -> list[ResultName]:
+        """Results to send, those that wait longest first, at most ``most``; none after ``seconds``."""
+        with self._lock:
+            self._to_be_sent.wait_for(lambda: bool(self._to_send), seconds)
+            return [self._to_send.popleft() for _ in range(min(most, len(self._to_send)))]
 
-    def send_later(self, result: ResultName) -> None:
+    def send_later(self, results: Iterable[ResultName]) -> None:
         """Behind the others: one that the receiver stumbles over does not keep them back."""
-        with self._changed:
-            self._to_send.append(result)
+        with self._lock:
+            self._to_send.extend(results)
 
     def objects(self, result: ResultName) -> dict[str, Path]:
         """What is left to send of a film's results: kind -> file."""
         return {path.stem: path for path in sorted((self.root / OUTGOING / str(result)).glob(f"*{_SUFFIX}"))}
 
-    def acknowledge(self, result: ResultName, kind: str) -> None:
-        """The receiver has an object. With the last one, nothing is left but the record that it was delivered."""
+    def acknowledge(self, result: ResultName, kinds: Iterable[str]) -> None:
+        """The receiver has these objects. With the last one, nothing is left but the record that it was delivered."""
         folder = self.root / OUTGOING / str(result)
-        (folder / f"{kind}{_SUFFIX}").unlink(missing_ok=True)
-        self._observe("sent", result.name.film, kind=kind)
+        for kind in kinds:
+            (folder / f"{kind}{_SUFFIX}").unlink(missing_ok=True)
+            self._observe("sent", result.name.film, kind=kind)
         if not self.objects(result):
             self._finish(result)
 
@@ -215,7 +249,7 @@ class Spool:
         for stale in (self.root / FAILED).glob(f"{result.name}*"):
             _remove(stale)
         _remove(self.root / OUTGOING / str(result))
-        with self._changed:
+        with self._lock:
             if not self._film(result.name).exists():  # or it came again, for another recipe
                 self._pixels.pop(result.name.film, None)
         self._observe("done", result.name.film)
@@ -261,7 +295,7 @@ class Spool:
             remove_unfinished(self.root / state)
         for folder in (self.root / DONE).iterdir():
             remove_unfinished(folder)
-        _sync_folder(self.root)
+        sync(self.root)
         for folder in _oldest_first(self.root / SCORED):
             self._clear_film(_result_name(folder))
         for folder in _oldest_first(self.root / OUTGOING):
@@ -271,13 +305,14 @@ class Spool:
 
     def _queue(self) -> None:
         """Line up what the folders hold."""
-        with self._changed:
+        with self._lock:
             self._to_score = deque(_film_name(path.stem) for path in _oldest_first(self.root / INCOMING))
             self._to_send = deque(_result_name(path) for path in _oldest_first(self.root / OUTGOING))
             known = [*self._to_score, *(result.name for result in self._to_send)]
             known += [_film_name(path.name) for path in (self.root / FAILED).iterdir()]
             self._pixels = {name.film: name.pixels for name in known}
-            self._changed.notify_all()
+            self._to_be_scored.notify_all()
+            self._to_be_sent.notify_all()
 
     # Files
 
@@ -311,6 +346,15 @@ class Spool:
         write_json(path, {"pixels": result.name.pixels, "recipes": recipes})
 
 
+def _write_results(folder: Path, objects: Mapping[str, bytes]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for kind, data in objects.items():
+        path = folder / f"{kind}{_SUFFIX}"
+        with names_path(path):
+            path.write_bytes(data)
+
+
 def _film_name(text: str) -> FilmName:
     return FilmName(*text.split("-")[:2])
 
@@ -329,18 +373,11 @@ def _count(folder: Path) -> int:
         return sum(not entry.name.startswith(_UNFINISHED) for entry in entries)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    with names_path(path), path.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
 def _move(source: Path, target: Path) -> None:
     """Rename so that a power cut does not undo it."""
     source.rename(target)
     for folder in {source.parent, target.parent}:
-        _sync_folder(folder)
+        sync(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -350,11 +387,3 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
         folder.rename(gone)
         shutil.rmtree(gone)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

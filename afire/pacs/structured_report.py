@@ -5,9 +5,14 @@ and the region in words. A second one is about the region, when one stands out: 
 out of domain has no measurement; the report says so and why.
 
 DICOM has no codes for these things, so they are ours (scheme 99AFIRE).
+
+highdicom makes the tree, once for each kind of report; a film's report is filled into its bytes.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from struct import pack
 
 import numpy as np
 from highdicom.coding_schemes import CodingSchemeIdentificationItem
@@ -28,14 +33,30 @@ from highdicom.sr import (
     TextContentItem,
     TrackingIdentifier,
 )
+from numpy.typing import NDArray
 from pydicom.dataset import Dataset
 from pydicom.sr.codedict import codes
-from pydicom.uid import ComprehensiveSRStorage, generate_uid
+from pydicom.uid import UID, ComprehensiveSRStorage, generate_uid
+from pydicom.valuerep import DS
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER
-from afire.pacs.findings import Finding
-from afire.pacs.source import MAKER, MAKER_MODEL, Ids, Source, new_object, reference_to
+from afire.detect.findings import OUT_OF_DOMAIN as NOT_SCORED
+from afire.detect.findings import SCORED, FilmResult, Judgement
+from afire.pacs.findings import Finding, Region
+from afire.pacs.mould import Elements, Mould, ascii_text
+from afire.pacs.source import (
+    MAKER,
+    MAKER_MODEL,
+    Ids,
+    Source,
+    new_object,
+    own_elements,
+    placeholder_ids,
+    placeholder_source,
+    reference_to,
+    source_values,
+)
 
 SCHEME = "99AFIRE"
 
@@ -59,11 +80,53 @@ _PROCEDURE = CodedConcept("399208008", "SCT", "Plain chest X-ray")
 _ONE, _PERCENT = CodedConcept("1", "UCUM", "no units"), CodedConcept("%", "UCUM", "percent")
 
 
+def report_file(source: Source, finding: Finding, ids: Ids, patient: Elements) -> bytes:
+    """The report of a film as a DICOM file; ``patient`` has the tags of patient and study."""
+    scored, marked = finding.judgement is not None, finding.region is not None
+    mould = _mould(finding.model_hash, scored, marked, ids["series_number"], ids["series_description"])
+    return mould.fill(_values(source, finding), own_elements(ids) | patient)
+
+
+@lru_cache(maxsize=16)
+def _mould(model_hash: str, scored: bool, marked: bool, number: int, description: str) -> Mould:
+    """For films that were scored or not, with a region or without."""
+    source = placeholder_source()
+    result = FilmResult(0, "", SCORED, 4711.25, region="where it deviates", region_sd=4713.25)
+    if not scored:
+        result = FilmResult(0, "", NOT_SCORED, objections=("why it was not scored",))
+    region = Region(np.pad(np.ones((1, 1), np.bool_), 1)) if marked else None
+    finding = Finding(result, Judgement(4715.25, 4717.25, False) if scored else None, region, model_hash)
+    made = structured_report(source, finding, placeholder_ids(number, description))
+    return Mould(made, _values(source, finding))
+
+
+def _values(source: Source, finding: Finding) -> dict[str, bytes]:
+    """What differs from film to film in a report of a kind, by name, as it is written."""
+    values = source_values(source)
+    values["tracked film"] = _tracking_uid(source, finding, "film").encode()
+    numbers: dict[str, float] = {}
+    if finding.judgement is None:
+        values["reason"] = ascii_text(finding.reason)
+    else:
+        assert finding.result.score is not None
+        values["region"] = ascii_text(finding.result.region)
+        numbers = {"score": finding.result.score, "p": finding.judgement.p_value, "%": finding.judgement.percentile}
+    if finding.region is not None:
+        assert finding.result.region_sd is not None
+        values["tracked region"] = _tracking_uid(source, finding, "region").encode()
+        values["box"] = _corners(source, finding.region).astype("<f4").tobytes()
+        numbers["deviation"] = finding.result.region_sd
+    for name, number in numbers.items():
+        values[name] = str(DS(number, auto_format=True)).encode()
+        values[f"{name}, exactly"] = pack("<d", number)
+    return values
+
+
 def structured_report(source: Source, finding: Finding, ids: Ids) -> Dataset:
     """The report of a film; the patient is not in it yet.
 
-    highdicom makes the tree. The document around it is made here: highdicom's own copies and searches the tree several
-    times, for what is one film and known, and takes longer than everything else about a film.
+    The document around the tree is made here: highdicom's own copies and searches it several times, for what is one
+    film and known.
     """
     report = new_object(ComprehensiveSRStorage, "SR", ids)
     report.DeviceSerialNumber = finding.model_hash[:12]
@@ -132,21 +195,30 @@ def _film_group(source: Source, finding: Finding) -> MeasurementsAndQualitativeE
 
 def _region_group(source: Source, finding: Finding) -> PlanarROIMeasurementsAndQualitativeEvaluations:
     assert finding.region is not None and finding.result.region_sd is not None
-    left, top, right, bottom = finding.region.box(int(source.image.Rows), int(source.image.Columns))
-    corners = np.array([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], np.float32)
     return PlanarROIMeasurementsAndQualitativeEvaluations(
         tracking_identifier=_tracking(source, finding, "region"),
         referenced_region=ImageRegion(
-            "POLYLINE", corners, SourceImageForRegion(source.image.SOPClassUID, source.instance)
+            "POLYLINE",
+            _corners(source, finding.region),
+            SourceImageForRegion(source.image.SOPClassUID, source.instance),
         ),
         algorithm_id=_algorithm(finding),
         measurements=[Measurement(DEVIATION, finding.result.region_sd, _ONE)],
     )
 
 
+def _corners(source: Source, region: Region) -> NDArray[np.float32]:
+    """Of the region's box on the film, (5, 2): the first one again at the end."""
+    left, top, right, bottom = region.box(int(source.image.Rows), int(source.image.Columns))
+    return np.array([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], np.float32)
+
+
 def _tracking(source: Source, finding: Finding, what: str) -> TrackingIdentifier:
-    uid = generate_uid(entropy_srcs=["afire tracking", source.instance, finding.model_hash, what])
-    return TrackingIdentifier(uid, f"afire {what}")
+    return TrackingIdentifier(_tracking_uid(source, finding, what), f"afire {what}")
+
+
+def _tracking_uid(source: Source, finding: Finding, what: str) -> UID:
+    return generate_uid(entropy_srcs=["afire tracking", source.instance, finding.model_hash, what])
 
 
 def _algorithm(finding: Finding) -> AlgorithmIdentification:

@@ -13,19 +13,22 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from afire.data.decode import FitMode
 from afire.detect.atlas import NormalAtlas
 from afire.detect.findings import SCORED, UNREADABLE, FilmResult, Status
 from afire.files import remove_unfinished, sha256_text, write_atomic
 from afire.processes import usable_cores
 from afire.progress import track
+from afire.report.detect_near import near_scripts
 from afire.report.detect_pictures import KINDS, picture_name
 
 FOLDER = "page"
@@ -33,7 +36,7 @@ ROWS = 2000  # in a file
 THUMB, ACROSS = 96, 10  # pixels of a thumbnail's longest side; thumbnails along a side of a sheet
 NOTHING = "nothing stands out"  # the region of a film whose heat stays below the scale
 _STATUS: dict[Status, int] = {SCORED: 0, "out of domain": 1, UNREADABLE: 2}
-_OURS = re.compile(r"[0-9a-f]{12}-(films|sheet|normal|patches)\b")
+_OURS = re.compile(r"[0-9a-f]{12}-(films|sheet|normal|patches|near)\b")
 _BACKGROUND = (11, 13, 15)  # of the viewer
 
 
@@ -47,23 +50,30 @@ class Beside:
     regions: list[str]
     mean: str = ""
     patches: str = ""
+    near: list[str] = field(default_factory=list)
 
     def names(self) -> set[str]:
         """Every file."""
-        return {name for name in (*self.chunks, *self.sheets, self.mean, self.patches) if name}
+        return {name for name in (*self.chunks, *self.sheets, *self.near, self.mean, self.patches) if name}
 
 
-def write_beside(out: Path, in_order: Sequence[FilmResult], low: float, atlas: NormalAtlas | None) -> Beside:
+def write_beside(
+    out: Path, in_order: Sequence[FilmResult], low: float, atlas: NormalAtlas | None, fit: FitMode
+) -> Beside:
     """Write rows, sheets and pictures of normal films; ``low`` is the foot of the heat scale."""
     regions = region_names(in_order, low)
-    rows = [_row(film, regions, low) for film in in_order]
+    rows = [film_row(film, regions, low) for film in in_order]
     texts = [_chunk(start, rows[start : start + ROWS]) for start in range(0, len(rows), ROWS)]
     tag = sha256_text("\n".join(texts))[:12]
     chunks = _write(out, f"{tag}-films", "js", [text.encode("ascii") for text in texts])
     has_pictures = any(film.pictures for film in in_order)
     sheets = _write_sheets(out, tag, in_order) if has_pictures else []
     mean, patches = _write_atlas(out, tag, atlas) if has_pictures and atlas is not None else ("", "")
-    return Beside(tag, chunks, sheets, list(regions), mean, patches)
+    near: list[str] = []
+    if patches and atlas is not None:
+        scripts = near_scripts(out, in_order, atlas, fit)
+        near = _write(out, f"{tag}-near", "js", [text.encode("ascii") for text in scripts])
+    return Beside(tag, chunks, sheets, list(regions), mean, patches, near)
 
 
 def remove_others(out: Path, beside: Beside) -> None:
@@ -91,7 +101,7 @@ def _region(film: FilmResult, low: float) -> str:
     return film.region_words if film.region_sd is not None and film.region_sd >= low else NOTHING
 
 
-def _row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]:
+def film_row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]:
     """The fields in the order that the page's script knows. A score that is not to be trusted is not there."""
     scored = film.status == SCORED
     shown = visible(film.file)
@@ -153,7 +163,7 @@ def _write_sheet(out: Path, name: str, films: Sequence[FilmResult]) -> None:
         for thumb in _thumbnail(out, film):
             left, top = place % ACROSS * THUMB, place // ACROSS * THUMB
             sheet.paste(thumb, (left + (THUMB - thumb.width) // 2, top + (THUMB - thumb.height) // 2))
-    _write_bytes(out / name, _jpeg(sheet))
+    _write_bytes(out / name, jpeg(sheet))
 
 
 def _thumbnail(out: Path, film: FilmResult) -> Iterator[Image.Image]:
@@ -172,17 +182,22 @@ def _thumbnail(out: Path, film: FilmResult) -> Iterator[Image.Image]:
 
 def _write_atlas(out: Path, tag: str, atlas: NormalAtlas) -> tuple[str, str]:
     mean = f"{FOLDER}/{tag}-normal.jpg"
-    _write_bytes(out / mean, _jpeg(Image.fromarray(atlas.mean)))
+    _write_bytes(out / mean, jpeg(Image.fromarray(atlas.mean)))
     if atlas.patches is None:
         return mean, ""
     patches = f"{FOLDER}/{tag}-patches.jpg"
-    rows, columns, count, side, _ = atlas.patches.shape
-    strip = atlas.patches.transpose(0, 3, 1, 2, 4).reshape(rows * side, columns * count * side)
-    _write_bytes(out / patches, _jpeg(Image.fromarray(np.ascontiguousarray(strip))))
+    _write_bytes(out / patches, jpeg(sheet_of_pieces(atlas.patches)))
     return mean, patches
 
 
-def _jpeg(image: Image.Image) -> bytes:
+def sheet_of_pieces(patches: NDArray[np.uint8]) -> Image.Image:
+    """Those of single films, (G, G, K, P, P): places as on the film, the pieces of a place side by side."""
+    rows, columns, count, side, _ = patches.shape
+    strip = patches.transpose(0, 3, 1, 2, 4).reshape(rows * side, columns * count * side)
+    return Image.fromarray(np.ascontiguousarray(strip))
+
+
+def jpeg(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from afire.detect.run import PAGE
 from afire.files import sha256_text, write_text
 from afire.lesions.places import SIDES
 from afire.report.detect_files import ACROSS, THUMB, Beside, remove_others, visible, write_beside
+from afire.report.detect_near import PER_FILE, shown_pieces
 from afire.report.detect_pictures import (
     DIFFERENCE_TOP,
     FOLDER,
@@ -36,28 +38,33 @@ from afire.report.detect_pictures import (
 __all__ = ["visible", "write_detect_page"]
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_SCRIPTS = ("state", "list", "threshold", "viewer", "normal", "marks", "keys")  # detect_NAME.js, in this order
+_SCRIPTS = ("state", "list", "threshold", "viewer", "normal", "marks", "live", "keys")  # detect_NAME.js, in this order
 
 
 def write_detect_page(
     out: Path, results: Sequence[FilmResult], rule: Rule, detector: AnomalyDetector, model: dict[str, str]
 ) -> Path:
     """Write ``report.html`` and the files beside it into the results' folder; pictures are taken from there."""
-    beside = write_beside(out, ranked(results), detector.scale.low, detector.atlas)
-    write_text(out / PAGE, _render(out, results, rule, detector, model, beside))
+    beside = write_beside(out, ranked(results), detector.scale.low, detector.atlas, detector.config.image.fit)
+    nonce = base64.b64encode(hashlib.sha256(f"{beside.tag} {model['hash']}".encode()).digest()[:18]).decode("ascii")
+    told = what_the_script_is_told(_report_id(out, model["hash"]), nonce, len(results), rule, detector, model, beside)
+    restores = any("restored" in film.pictures for film in results)
+    page = render_page(told, counts(results, rule), rule, detector, model, restores=restores)
+    write_text(out / PAGE, page)
     remove_others(out, beside)
     return out / PAGE
 
 
-def _render(
-    out: Path,
-    results: Sequence[FilmResult],
+def render_page(
+    told: dict[str, Any],
+    groups: Mapping[str, int],
     rule: Rule,
     detector: AnomalyDetector,
     model: dict[str, str],
-    beside: Beside,
+    *,
+    restores: bool,
 ) -> str:
-    """The page as text."""
+    """The page as text. ``told`` is what its script is told, ``groups`` how many films there are of each kind."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -68,18 +75,17 @@ def _render(
         lstrip_blocks=True,
     )
     script = page_script()
-    nonce = base64.b64encode(hashlib.sha256(f"{beside.tag} {model['hash']}".encode()).digest()[:18]).decode("ascii")
     return environment.get_template("detect.html").render(
         version=__version__,
         disclaimer=DISCLAIMER,
         style=(_TEMPLATES / "detect.css").read_text(encoding="utf-8"),
         script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii"),
-        nonce=nonce,
-        report=_report(out, results, rule, detector, model, beside, nonce),
-        films=len(results),
-        counts=counts(results, rule),
-        restores=any("restored" in film.pictures for film in results),
+        policy=page_policy(told["nonce"]),
+        report=told,
+        live=told["live"],
+        films=told["films"],
+        counts=groups,
+        restores=restores,
         rule=rule,
         calibration=len(rule.calibration),
         scale=detector.scale,
@@ -94,28 +100,40 @@ def _render(
     )
 
 
+def page_policy(nonce: str) -> str:
+    """What the page may do: run its own script and those that this one loads, and show pictures from where it lies."""
+    script_hash = base64.b64encode(hashlib.sha256(page_script().encode("utf-8")).digest()).decode("ascii")
+    return (
+        "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{script_hash}' 'nonce-{nonce}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
 def page_script() -> str:
     """The whole script of the page: its files in one function, so that nothing of it is global."""
     parts = [(_TEMPLATES / f"detect_{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     return '(() => {\n"use strict";\n' + "\n".join(parts) + "})();"
 
 
-def _report(
-    out: Path,
-    results: Sequence[FilmResult],
+def what_the_script_is_told(
+    report_id: str,
+    nonce: str,
+    films: int,
     rule: Rule,
     detector: AnomalyDetector,
     model: dict[str, str],
     beside: Beside,
-    nonce: str,
+    live: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the script is told before any film: nothing in it comes from a film's name."""
+    """Before any film: nothing in it comes from a film's name. ``live`` is about a list that a service feeds."""
     atlas = detector.atlas
-    count = atlas.patches.shape[2] if atlas is not None and atlas.patches is not None and beside.patches else 0
+    pieces = atlas.patches.shape[2] if atlas is not None and atlas.patches is not None and beside.patches else 0
     return {
-        "id": _report_id(out, model["hash"]),
+        "id": report_id,
         "nonce": nonce,
-        "films": len(results),
+        "live": live,
+        "films": films,
         "chunks": beside.chunks,
         "sheets": {"files": beside.sheets, "thumb": THUMB, "across": ACROSS},
         "pictures": {"folder": FOLDER, "per_folder": PER_FOLDER, "kinds": list(KINDS.items())},
@@ -125,7 +143,14 @@ def _report(
         "calibration": rule.calibration.normal_scores.tolist(),
         "fit": detector.config.image.fit,
         "places": atlas.places if atlas is not None else detector.grid[0],
-        "normal": {"mean": beside.mean, "patches": beside.patches, "count": count},
+        "normal": {
+            "mean": beside.mean,
+            "patches": beside.patches,
+            "kept": pieces,
+            "shown": shown_pieces(atlas) if pieces else 0,
+            "near": beside.near,
+            "per_file": PER_FILE,
+        },
         "model": model["hash"],
         "afire": __version__,
     }

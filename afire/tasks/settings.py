@@ -177,7 +177,7 @@ class AtlasConfig(Section):
     patches: int = Field(
         0,
         ge=0,
-        le=8,
+        le=32,
         description="pieces of single training films kept for each place, which are patients' pixels; 0: averages only",
     )
 

@@ -55,6 +55,8 @@ def test_a_service_until_sigterm(model: Path, pacs: Pacs, tmp_path: Path) -> Non
         (["--objects", "pm"], "sc, sr, seg, gsps"),
         (["--min-free", "plenty"], "such as 5GB"),
         (["--tls-cert", "cert.pem"], "belong together"),
+        (["--send-key", "key.pem"], "--send-cert and --send-key belong together"),
+        (["--send-ca", "nowhere.pem", "--send", "dimse+tls:B@127.0.0.1:104"], "--send-ca nowhere.pem does not exist"),
         (["--aet", "much too long for a title"], "--aet"),
     ],
 )

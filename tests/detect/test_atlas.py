@@ -90,3 +90,18 @@ def test_rows_of_one_patient_count_once(films: PackedFilms) -> None:
     one = PackedFilms(films.folder)
     one.manifest = Manifest(one.manifest.table.assign(patient="p"), one.manifest.root)
     assert make_atlas(one, normal_rows(films), positions=4) is None
+
+
+def test_the_closest_patches_are_those_of_a_slow_search() -> None:
+    rng = np.random.default_rng(3)
+    patches = rng.integers(0, 256, (4, 4, 5, PATCH, PATCH), dtype=np.uint8)
+    atlas = NormalAtlas(10, np.zeros((8, 8), np.uint8), 4, patches)
+    film = rng.random((atlas.patch_side, atlas.patch_side), dtype=np.float32)
+    found = atlas.closest(film, 3)
+    pieces = cut_patches(torch.from_numpy(film)[None, None], 4)[0].numpy().astype(int)
+    for row in range(4):
+        for column in range(4):
+            far = [float(((patches[row, column, k].astype(int) - pieces[row, column]) ** 2).mean()) for k in range(5)]
+            assert found[row, column].tolist() == sorted(range(5), key=far.__getitem__)[:3]
+    patches[2, 1, 4] = pieces[2, 1]
+    assert NormalAtlas(10, atlas.mean, 4, patches).closest(film, 1)[2, 1, 0] == 4, "itself above all"

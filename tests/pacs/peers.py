@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +33,28 @@ LOOPBACK = "127.0.0.1"
 class Pacs:
     """A storage provider that keeps what it is sent, and answers as it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.kept: list[Dataset] = []
         self.answer: Callable[[Dataset], int] = lambda _: 0x0000
         self.attempts = 0
         self._lock = threading.Lock()
         self._ae = AE(ae_title="PACS")
-        self._ae.supported_contexts = StoragePresentationContexts
+        self._ae.supported_contexts = [deepcopy(one) for one in StoragePresentationContexts]
         self._server: Any = None
         self.port = 0
 
     def start(self) -> Pacs:
         handlers = [(evt.EVT_C_STORE, self._store)]
-        self._server = self._ae.start_server((LOOPBACK, self.port), block=False, evt_handlers=handlers)
+        self._server = self._ae.start_server(
+            (LOOPBACK, self.port), block=False, ssl_context=self._tls, evt_handlers=handlers
+        )
         self.port = self._server.socket.getsockname()[1]
         return self
+
+    def take(self, kind: str, syntax: str) -> None:
+        """Of another transfer syntax too."""
+        self._ae.add_supported_context(kind, syntax)
 
     def stop(self) -> None:
         if self._server is not None:

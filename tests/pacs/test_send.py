@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,23 +18,25 @@ from afire.pacs.journal import Journal
 from afire.pacs.secrecy import Credentials
 from afire.pacs.send import Answer, Courier, DimseSender, Outcome, WebSender, _answer_to, open_sender
 from afire.pacs.spool import FilmName, Spool
-from tests.pacs.films import film
+from tests.pacs.films import film, instance
 from tests.pacs.peers import LOOPBACK, Pacs, wait_for
 
 
 class Web:
     """A DICOMweb server that answers what it is told to and keeps the requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status, self.body, self.requests = 200, {}, []  # type: ignore[var-annotated]
+        self.refuses = b""  # requests that hold this
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
                 outer.requests.append((self.path, self.headers.get("Authorization"), self.rfile.read(length)))
+                refused = outer.refuses and outer.refuses in outer.requests[-1][2]
                 body = json.dumps(outer.body).encode()
-                self.send_response(outer.status)
+                self.send_response(409 if refused else outer.status)
                 self.send_header("Content-Type", "application/dicom+json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -43,7 +46,9 @@ class Web:
                 pass
 
         self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
-        self.url = f"http://{LOOPBACK}:{self._server.server_address[1]}/dicom-web"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'http' if tls is None else 'https'}://{LOOPBACK}:{self._server.server_address[1]}/dicom-web"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -61,7 +66,7 @@ def web() -> Iterator[Web]:
 def test_an_object_is_posted_once_and_whole(web: Web, tmp_path: Path) -> None:
     sender = open_sender(parse_destination(f"dicomweb:{web.url}"), "AFIRE", Credentials("reader", "s3cret"))
     big = film(tmp_path / "film.dcm", PixelData=bytes(3_000_000))
-    assert sender.send(big) == Answer(Outcome.STORED)
+    assert sender.send([big]) == [Answer(Outcome.STORED)]
     [(path, authorization, body)] = web.requests
     assert path == "/dicom-web/studies" and authorization.startswith("Basic ") and len(body) > 3_000_000
 
@@ -73,7 +78,7 @@ def test_an_object_is_posted_once_and_whole(web: Web, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_answers_of_a_web_server(web: Web, tmp_path: Path, status: int, outcome: str) -> None:
     web.status = status
-    assert WebSender(web.url, Credentials()).send(film(tmp_path / "film.dcm")).outcome.value == outcome
+    assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])[0].outcome.value == outcome
     assert len(web.requests) == 1, "no hidden second attempt"
 
 
@@ -82,16 +87,28 @@ def test_a_request_that_went_well_with_an_object_that_did_not(
     web: Web, tmp_path: Path, reason: int, outcome: str
 ) -> None:
     web.body = {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}}]}}
-    assert WebSender(web.url, Credentials()).send(film(tmp_path / "film.dcm")).outcome.value == outcome
+    assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])[0].outcome.value == outcome
+
+
+def test_objects_of_several_films_go_together_and_a_refusal_is_that_of_one(web: Web, tmp_path: Path) -> None:
+    paths = [film(tmp_path / f"{number}.dcm", number=number) for number in range(3)]
+    sender = WebSender(web.url, Credentials())
+    assert [answer.outcome for answer in sender.send(paths)] == [Outcome.STORED] * 3 and len(web.requests) == 1
+    assert web.requests[0][2].count(b"Content-Type: application/dicom") == 3
+    web.status = 503
+    assert [answer.outcome for answer in sender.send(paths)] == [Outcome.LATER] * 3 and len(web.requests) == 2
+    web.status, web.refuses = 200, instance(1).encode()
+    assert [answer.outcome.value for answer in sender.send(paths)] == ["stored", "refused", "stored"]
+    assert len(web.requests) == 2 + 1 + 3, "each once more, alone"
 
 
 def test_nobody_there(tmp_path: Path, web: Web, pacs: Pacs) -> None:
     web.close()
     pacs.stop()
     sent = film(tmp_path / "film.dcm")
-    assert WebSender(web.url, Credentials()).send(sent).outcome is Outcome.LATER
+    assert WebSender(web.url, Credentials()).send([sent])[0].outcome is Outcome.LATER
     destination = parse_destination(f"dimse:PACS@{LOOPBACK}:{pacs.port}")
-    assert DimseSender(destination, "AFIRE", None).send(sent).outcome is Outcome.LATER
+    assert DimseSender(destination, "AFIRE", None).send([sent])[0].outcome is Outcome.LATER
 
 
 @pytest.mark.parametrize(
@@ -106,15 +123,18 @@ def test_statuses(status: int, outcome: str) -> None:
 class Stubborn:
     """A receiver that is away for some attempts, then refuses one object for good."""
 
+    sends_together = True
+
     def __init__(self, away: int) -> None:
         self.away, self.sent = away, []  # type: ignore[var-annotated]
 
-    def send(self, path: Path) -> Answer:
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
         if self.away:
             self.away -= 1
-            return Answer(Outcome.LATER, "HTTP 503")
-        self.sent.append(path.read_bytes())
-        return Answer(Outcome.REFUSED if path.read_bytes() == b"bad" else Outcome.STORED, "HTTP 409")
+            return [Answer(Outcome.LATER, "HTTP 503")] * len(paths)
+        contents = [path.read_bytes() for path in paths]
+        self.sent += contents
+        return [Answer(Outcome.REFUSED if data == b"bad" else Outcome.STORED, "HTTP 409") for data in contents]
 
     def rest(self) -> None:
         pass
@@ -134,7 +154,7 @@ def test_the_courier_keeps_going(tmp_path: Path) -> None:
     for number, data in enumerate((b"good", b"bad", b"fine")):
         name = FilmName(f"{number:04x}", "11")
         spool.receive(name, b"film")
-        spool.commit(name, {"sr": data})
+        spool.commit({name: {"sr": data}})
     courier = Courier(spool, receiver, Journal(tmp_path / "audit.jsonl"), first_wait=0.001)
     thread = threading.Thread(target=courier.run, args=(stop,))
     thread.start()
@@ -142,4 +162,4 @@ def test_the_courier_keeps_going(tmp_path: Path) -> None:
     stop.set()
     thread.join()
     assert sorted(receiver.sent) == [b"bad", b"fine", b"good"] and spool.counts()["failed"] == 1
-    assert (tmp_path / "audit.jsonl").read_text().count('"not sent"') == 3
+    assert (tmp_path / "audit.jsonl").read_text().count('"not sent"') == 9, "three times, of three films"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -21,6 +19,7 @@ from pydicom.uid import (
     CTImageStorage,
     ExplicitVRBigEndian,
     ImplicitVRLittleEndian,
+    JPEGBaseline8Bit,
     RLELossless,
     SecondaryCaptureImageStorage,
 )
@@ -28,7 +27,6 @@ from pydicom.uid import (
 from afire.detect.base import AnomalyDetector
 from afire.detect.run import detector_hash
 from afire.errors import UserError
-from afire.pacs.secrecy import Certificate, Credentials, server_context
 from afire.pacs.service import Service
 from afire.pacs.source import result_uid
 from tests.pacs.films import IDENTIFYING, STUDY, dataset, instance, pixels
@@ -63,6 +61,21 @@ def test_a_film_comes_back_as_capture_and_report(
     assert identifying(tmp_path / "spool", instance(0)) == [], "after delivery"
     events = [json.loads(line)["event"] for line in (tmp_path / "spool/audit.jsonl").read_text().splitlines()]
     assert events.count("sent") == 2 and events[0] == "started" and events[-1] == "stopped"
+
+
+@pytest.mark.parametrize("takes_jpeg", [False, True])
+def test_a_capture_is_sent_as_the_receiver_takes_it(
+    start_service: StartService, pacs: Pacs, model: Path, takes_jpeg: bool
+) -> None:
+    if takes_jpeg:
+        pacs.take(SecondaryCaptureImageStorage, JPEGBaseline8Bit)
+    service = start_service(kinds=("sc",))
+    assert store(service.port, dataset(0)) == [0]
+    wait_for(lambda: is_idle(service) and len(pacs.kept) == 1)
+    [capture] = pacs.kept
+    assert str(capture.SOPInstanceUID) in expected(model, [0]), "whatever became of its pixels"
+    assert capture.PhotometricInterpretation == ("YBR_FULL_422" if takes_jpeg else "RGB")
+    assert capture.LossyImageCompression == "01", "what was lost stays lost"
 
 
 def test_the_same_film_again_changes_nothing(start_service: StartService, pacs: Pacs) -> None:
@@ -311,28 +324,3 @@ def test_health(start_service: StartService, pacs: Pacs) -> None:
 def test_a_port_that_is_taken_is_one_message(start_service: StartService, pacs: Pacs) -> None:
     with pytest.raises(UserError, match=f"port {pacs.port}"):
         start_service(port=pacs.port)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("certificate")
-    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run(
-        ["openssl", *words.split(), "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return Certificate(folder / "cert.pem", folder / "key.pem")
-
-
-def test_films_by_tls_from_known_certificates_only(
-    start_service: StartService, pacs: Pacs, certificate: Certificate
-) -> None:
-    service = start_service(tls=server_context(certificate, certificate.file))
-    known = Credentials(ca=certificate.file, certificate=certificate).context()
-    stranger = Credentials(ca=certificate.file).context()
-    assert store(service.port, dataset(0)) == [-1], "plain"
-    assert store(service.port, dataset(0), tls_args=(stranger, LOOPBACK)) == [-1], "no certificate"
-    assert store(service.port, dataset(0), tls_args=(known, LOOPBACK)) == [0]
-    wait_for(lambda: len(pacs.kept) == 2)

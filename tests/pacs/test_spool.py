@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from afire.pacs.spool import FilmName, Receipt, ResultName, Spool
+from afire.pacs.sync import SharedSync
 
 RECIPE = "aa11"
 FILMS = {FilmName("0a0a", "1111"): b"film a", FilmName("0b0b", "2222"): b"film b"}
@@ -69,14 +72,16 @@ class World:
             if name not in self.acknowledged:
                 spool.receive(name, data)
                 self.acknowledged.add(name)
+        made = {}
         for name in spool.claim(10, 1, 0):
             assert (spool.root / spool.film(name)).read_bytes() == FILMS[name]
-            spool.commit(name, {kind: f"{kind} of {name}".encode() for kind in KINDS})
-        while (result := spool.next_result(0)) is not None:
+            made[name] = {kind: f"{kind} of {name}".encode() for kind in KINDS}
+        spool.commit(made)
+        for result in spool.next_results(10, 0):
             for kind, path in spool.objects(result).items():
                 assert path.read_bytes() == f"{kind} of {result.name}".encode()
                 self.received[result.name.film, kind] += 1
-                spool.acknowledge(result, kind)
+                spool.acknowledge(result, [kind])
 
     def check(self) -> None:
         spool = Spool(self.root, RECIPE)
@@ -125,9 +130,8 @@ def test_a_kill_while_it_recovers_from_one_loses_nothing(tmp_path: Path, second:
 
 def commit(spool: Spool, name: FilmName) -> ResultName:
     spool.claim(10, 1, 0)
-    spool.commit(name, {"sr": b"report"})
-    result = spool.next_result(0)
-    assert result is not None
+    spool.commit({name: {"sr": b"report"}})
+    [result] = spool.next_results(1, 0)
     return result
 
 
@@ -140,7 +144,7 @@ def test_a_second_delivery_changes_nothing_in_any_state(tmp_path: Path) -> None:
     assert spool.receive(A, b"film") is Receipt.DUPLICATE
     result = commit(spool, A)
     assert spool.receive(A, b"film") is Receipt.DUPLICATE
-    spool.acknowledge(result, "sr")
+    spool.acknowledge(result, ["sr"])
     assert spool.receive(A, b"film") is Receipt.DUPLICATE
     assert not spool.has_work()
 
@@ -153,10 +157,10 @@ def test_another_recipe_scores_a_film_again(tmp_path: Path) -> None:
     assert second.receive(A, b"film") is Receipt.NEW, "while the first result is still on its way"
     own = commit(second, A)
     assert own == result, "the earlier one first"
-    second.acknowledge(own, "sr")
-    later = second.next_result(0)
-    assert later is not None and later.recipe == "bb22"
-    second.acknowledge(later, "sr")
+    second.acknowledge(own, ["sr"])
+    [later] = second.next_results(5, 0)
+    assert later.recipe == "bb22"
+    second.acknowledge(later, ["sr"])
     assert Spool(tmp_path, RECIPE).receive(A, b"film") is Receipt.DUPLICATE
     assert Spool(tmp_path, "bb22").receive(A, b"film") is Receipt.DUPLICATE
 
@@ -170,7 +174,7 @@ def test_the_same_id_with_other_pixels_is_quarantined_whatever_became_of_the_fir
     elif until != "received":
         result = commit(spool, A)
         if until == "delivered":
-            spool.acknowledge(result, "sr")
+            spool.acknowledge(result, ["sr"])
     for _ in range(2):
         assert Spool(tmp_path, RECIPE).receive(FilmName("0a0a", "9999"), b"other") is Receipt.QUARANTINED
     assert [path.read_bytes() for path in (tmp_path / "quarantine").iterdir()] == [b"other"]
@@ -189,7 +193,7 @@ def test_what_failed_can_be_tried_again(tmp_path: Path) -> None:
     assert "0xC000" in (tmp_path / "failed" / str(result) / "reason.json").read_text()
     again = Spool(tmp_path, RECIPE)
     assert again.retry_failed() == 2 and again.counts()["failed"] == 0
-    assert again.next_result(0) == result and list(again.objects(result)) == ["sr"]
+    assert again.next_results(5, 0) == [result] and list(again.objects(result)) == ["sr"]
     assert again.claim(5, 1, 0) == [b] and (tmp_path / again.film(b)).read_bytes() == b"torn film"
 
 
@@ -199,7 +203,7 @@ def test_a_film_that_failed_and_comes_again_leaves_no_failure_behind(tmp_path: P
     spool.claim(1, 1, 0)
     spool.fail_film(A, "cannot be scored")
     assert spool.receive(A, b"film") is Receipt.NEW
-    spool.acknowledge(commit(spool, A), "sr")
+    spool.acknowledge(commit(spool, A), ["sr"])
     assert spool.counts()["failed"] == 0
 
 
@@ -232,3 +236,56 @@ def test_the_spool_is_private(tmp_path: Path) -> None:
     root = tmp_path / "spool"
     Spool(root, RECIPE).receive(A, b"film")
     assert all(folder.stat().st_mode & 0o077 == 0 for folder in [root, *root.iterdir()])
+
+
+def test_one_sync_serves_all_who_ask_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, count = threading.Event(), threading.Event(), Counter[str]()
+
+    def slow(_: Path) -> None:
+        count["syncs"] += 1
+        begun.set()
+        may_end.wait(20)
+
+    monkeypatch.setattr("afire.pacs.sync.sync", slow)
+    shared = SharedSync(tmp_path)
+    threads = [threading.Thread(target=shared) for _ in range(6)]
+    threads[0].start()
+    begun.wait(20)
+    for thread in threads[1:]:  # their renames may be later than the sync that is under way
+        thread.start()
+    time.sleep(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join(20)
+    assert count["syncs"] == 2 and not any(thread.is_alive() for thread in threads)
+
+
+def test_who_waited_for_a_sync_that_failed_syncs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end, answers = threading.Event(), threading.Event(), list[str]()
+
+    def failing_first(_: Path) -> None:
+        first = not begun.is_set()
+        begun.set()
+        may_end.wait(20)
+        if first:
+            raise OSError(28, "No space left on device")
+
+    def ask() -> None:
+        try:
+            shared()
+            answers.append("safe")
+        except OSError:
+            answers.append("full")
+
+    monkeypatch.setattr("afire.pacs.sync.sync", failing_first)
+    shared = SharedSync(tmp_path)
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    threads[0].start()
+    begun.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(answers) == ["full", "safe", "safe"]

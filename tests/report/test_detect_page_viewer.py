@@ -123,13 +123,15 @@ def test_what_is_normal_at_a_place(opened: Browser) -> None:
     inside = np.flatnonzero(frame[frame.shape[0] // 2] > 30)
     left = (inside.min() + 20) / frame.shape[1]
     opened.hover(*at(opened, left, 0.15))
-    assert opened.text("#normal-words") == "At the pointer."
+    assert opened.text("#normal-words").startswith("At the pointer: the pieces kept")
     assert card(0) == pytest.approx(60, abs=10), "this film is dark on its left"
     assert card(1) < 20, "normal films are black above"
-    assert card(2) == pytest.approx(128, abs=6), "and the patch that was kept"
+    opened.wait_for("document.querySelector('#normal-words').textContent.includes('closest first')")
+    assert [card(2), card(3)] == pytest.approx([50, 128], abs=6), "and the two that were kept, the darker one first"
     right = (inside.max() - 20) / frame.shape[1]
     opened.hover(*at(opened, right, 0.9))
     assert card(0) == pytest.approx(190, abs=10) and card(1) > 235, "bright on its right, white below"
+    assert [card(2), card(3)] == pytest.approx([128, 50], abs=6), "the brighter one is closer"
     opened.hover(5, 5)
     assert "At the most deviating place" in opened.text("#normal-words")
 

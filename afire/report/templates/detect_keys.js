@@ -123,11 +123,12 @@ function update() {
   setAxis();
   fillRegions();
   setThreshold(threshold);
-  if (!chosen && films.length) choose(films[0], false);
+  if (!chosen && films.length) choose(report.live ? films.reduce((a, b) => (a.number > b.number ? a : b)) : films[0], false);
 }
 
 writeKeys();
-loadFilms(
+if (report.live) followLive();
+else loadFilms(
   (rows) => {
     const first = films.length === 0;
     addFilms(rows);

@@ -40,7 +40,7 @@ function sort() {
   const { key, falling } = order;
   const sign = falling ? -1 : 1;
   const compare = {
-    file: (a, b) => sign * names.compare(a.file, b.file),
+    file: (a, b) => sign * (report.live ? a.number - b.number : names.compare(a.file, b.file)),
     score: (a, b) => sign * (a.score - b.score),
     p: (a, b) => -sign * (a.score - b.score),
     mark: (a, b) => sign * names.compare(markOf(a), markOf(b)),
@@ -125,7 +125,7 @@ function fillRow(row, film, number) {
   row.element.setAttribute("aria-selected", String(film === chosen));
   row.name.textContent = row.name.title = film.file;
   row.words.textContent = row.words.title = [film.view, film.words].filter(Boolean).join(": ");
-  row.score.textContent = scored ? film.score.toFixed(2) : GROUPS[group];
+  row.score.textContent = scored ? scoreWords(film.score) : GROUPS[group];
   row.score.classList.toggle("badge", !scored);
   row.p.textContent = scored ? pValue(film.score).toFixed(4) : "";
   showMark(row.mark, film);
@@ -156,6 +156,7 @@ function showThumbs() {
 const sheetOf = (film) => Math.floor(film.at / report.sheets.across ** 2);
 
 function showThumb(row) {
+  if (report.live) return showLiveThumb(row);
   const { files, thumb, across } = report.sheets;
   const file = files[sheetOf(row.film)];
   if (!file || !row.film.kinds || row.thumb.style.backgroundImage) return;
@@ -163,6 +164,13 @@ function showThumb(row) {
   row.thumb.style.backgroundImage = `url("${file}")`;
   row.thumb.style.backgroundSize = `${across * thumb * share}px auto`;
   row.thumb.style.backgroundPosition = `${-(place % across) * side}px ${-Math.floor(place / across) * side}px`;
+}
+
+function showLiveThumb(row) {
+  if (!row.film.kinds || row.thumb.style.backgroundImage) return;
+  row.thumb.style.backgroundImage = `url("thumbs/${row.film.number}.jpg")`;
+  row.thumb.style.backgroundSize = "contain";
+  row.thumb.style.backgroundPosition = "center";
 }
 
 const refresh = onceAFrame(() => {

@@ -2,7 +2,7 @@
 // film, as afire/detect/atlas.py cuts them. Without a pointer it is the most deviating place.
 const normalBoxSide = 2 / report.places; // of the square that the networks saw
 const meanFilm = picture(report.normal.mean), patchSheet = picture(report.normal.patches);
-const PATCH_SIDE = 76; // pixels on the screen
+const PATCH_SIDE = 64; // pixels on the screen: film, mean and four pieces fit beside each other
 const cards = [];
 
 // The film as the networks saw it is square; how a film's fractions become those of the square.
@@ -46,6 +46,33 @@ function makeCard(words) {
   cards.push(canvas);
 }
 
+// Which of the kept pieces are closest to a film, as afire/report/detect_near.py writes it: a digit for each that is
+// shown, place by place. Told by scripts beside the page, loaded with the first of their films that is looked at.
+const NEAR_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
+const near = new Map(), nearAsked = new Set(); // by row, or in a live list by number
+const nearKey = (film) => (report.live ? film.number : film.at);
+window.afireNear = (start, texts) => {
+  texts.forEach((text, place) => near.set(start + place, text));
+  drawSoon();
+};
+
+function askNear(film) {
+  const file = report.live ? `near.js?film=${film.number}` : report.normal.near[Math.floor(film.at / report.normal.per_file)];
+  if (!file || nearAsked.has(file)) return;
+  nearAsked.add(file);
+  loadScript(file, () => 0, () => 0);
+}
+
+// The pieces to show of a place, closest first; or the most typical ones, where nothing is known.
+function piecesAt(row, column) {
+  const { kept, shown } = report.normal, first = (row * report.places + column) * shown;
+  const digits = (near.get(nearKey(chosen)) || "").slice(first, first + shown);
+  const pieces = Array.from({ length: shown }, (_, number) => (digits ? NEAR_DIGITS.indexOf(digits[number]) : number));
+  if (!digits) askNear(chosen);
+  const words = digits ? (kept > shown ? `the ${shown} closest of ${kept} pieces kept` : "the pieces kept, closest first") : "the pieces kept, most typical first";
+  return { pieces, words: kept ? `${words}.` : "what is typical; no pieces of single films were kept." };
+}
+
 function showNormal() {
   const size = chosen && sizeOf(chosen), box = size && normalBox(size);
   at("normal").hidden = !report.normal.mean || !size;
@@ -66,14 +93,15 @@ function showNormal() {
   const side = meanFilm.naturalWidth;
   piece(cards[1], meanFilm, begins(column) * side, begins(row) * side, normalBoxSide * side, normalBoxSide * side);
   const cell = whole(patchSheet) ? patchSheet.naturalHeight / report.places : 0;
-  for (let number = 0; number < report.normal.count; number++) {
-    piece(cards[2 + number], patchSheet, (column * report.normal.count + number) * cell, row * cell, cell, cell);
-  }
-  at("normal-words").textContent = pointed ? "At the pointer." : "At the most deviating place; point at another.";
+  const { pieces, words } = piecesAt(row, column);
+  pieces.forEach((number, place) => {
+    piece(cards[2 + place], patchSheet, (column * report.normal.kept + number) * cell, row * cell, cell, cell);
+  });
+  at("normal-words").textContent = `${pointed ? "At the pointer" : "At the most deviating place; point at another"}: ${words}`;
 }
 
 if (report.normal.mean) {
   makeCard("this film");
-  makeCard("normal films, mean");
-  for (let number = 0; number < report.normal.count; number++) makeCard("a normal film");
+  makeCard("normal mean");
+  for (let number = 0; number < report.normal.shown; number++) makeCard("normal film");
 }

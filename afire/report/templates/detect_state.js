@@ -8,18 +8,27 @@ const scores = []; // of the scored films, falling
 const own = report.threshold === null ? Infinity : report.threshold;
 let threshold = own;
 
-// The only place where films come from: scripts beside the page, one after the other, each of which calls afireFilms with
-// its first row's number and its rows. A page that is fed in another way replaces this function and nothing else.
+// What the page loads are scripts, because a page opened from disk may load nothing else; its nonce lets them run.
+function loadScript(file, done, fail) {
+  const script = document.createElement("script");
+  script.nonce = report.nonce;
+  script.src = file;
+  const end = (then) => () => {
+    script.remove();
+    then();
+  };
+  script.onload = end(done);
+  script.onerror = end(fail);
+  document.head.append(script);
+}
+
+// Films come from scripts beside the page, one after the other, each of which calls afireFilms with its first row's
+// number and its rows. A live list is fed in another way (detect_live.js).
 function loadFilms(receive, done, fail) {
   window.afireFilms = (start, rows) => receive(rows);
   const load = (number) => {
     if (number === report.chunks.length) return done();
-    const script = document.createElement("script");
-    script.nonce = report.nonce;
-    script.src = report.chunks[number];
-    script.onload = () => load(number + 1);
-    script.onerror = () => fail(report.chunks[number]);
-    document.head.append(script);
+    loadScript(report.chunks[number], () => load(number + 1), () => fail(report.chunks[number]));
   };
   load(0);
 }
@@ -70,6 +79,7 @@ function groupOf(film) {
 
 const thousands = (count) => count.toLocaleString("en");
 const percent = (rate) => `${Number((100 * rate).toPrecision(3))} %`;
+const scoreWords = (score) => (Math.abs(score) < 10000 ? score.toFixed(2) : score.toExponential(1)); // fits its column
 const short = (score) => (Number.isFinite(score) ? Number(score.toPrecision(4)).toString() : "none");
 
 function kindBit(kind) {

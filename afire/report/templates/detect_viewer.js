@@ -67,7 +67,7 @@ function showVerdict(film) {
   const group = groupOf(film), numbers = at("numbers");
   numbers.textContent = film.status
     ? `${GROUPS[group]}: not scored`
-    : `score ${film.score.toFixed(2)}, ${GROUPS[group]}; above ${percentile(film.score).toFixed(1)} % of normals, p ${pValue(film.score).toFixed(4)}`;
+    : `score ${scoreWords(film.score)}, ${GROUPS[group]}; above ${percentile(film.score).toFixed(1)} % of normals, p ${pValue(film.score).toFixed(4)}`;
   numbers.className = group;
 }
 
