@@ -20,24 +20,29 @@ say "5. Pack: decode and resize once"
 afire data pack --data "$out/phantom/manifest.parquet" --out "$out/pack" --size 128
 say "6. Lesions drawn on normal films, as pre-training sees them"
 afire lesions preview --data "$out/phantom/manifest.parquet" --size 224 --out "$out/lesions.png"
-say "7. Pre-train the tiny preset on the normal training films"
+say "7. Out of the box: the detector that comes with afire, on films of another seed; it was taught by drawn chests alone"
+afire data phantom --count 120 --size 224 --seed 1 --out "$out/new" --findings Consolidation,Effusion,Mass,Edema
+afire detect run "$out/new/images" --out "$out/detect-builtin" --force
+afire detect eval --model builtin --data "$out/new" --protocol all --out "$out/eval-builtin" --name "built in" --force
+say "8. Adapted: it learns from the normal training films too, and is calibrated on held-out ones"
+if [ ! -e "$out/detector/detector.json" ]; then
+  afire detect fit --data "$out/pack" --split "$out/splits/split.json" --out "$out/detector" \
+    --set train.epochs=2 --set taught.films=400 --set false_alarms=0.1
+fi
+afire detect run "$out/new/images" --model "$out/detector" --out "$out/detect" --force
+afire detect eval --model "$out/detector" --data "$out/new" --protocol all --out "$out/eval-adapted" --name adapted --force
+say "9. Pre-train AFiRe's tiny preset on the normal training films"
 if [ -e "$out/run/config.yaml" ]; then resume=--resume; else resume=; fi
 # shellcheck disable=SC2086  # empty or one word
 afire pretrain --data "$out/pack" --split "$out/splits/split.json" --out "$out/run" --preset tiny --set image.size=128 \
   --set training.epochs="$epochs" --set run.picture_epochs="$epochs" $resume
-say "8. What the representation is worth beside random weights (a tiny network and minutes: do not expect much)"
+say "10. What the representation is worth beside random weights (a tiny network and minutes: do not expect much)"
 afire probe --weights random --preset tiny --set image.size=128 --data "$out/pack" \
   --split "$out/splits/split.json" --out "$out/probe-random" --force --quiet
 afire probe --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" --out "$out/probe" --force
 afire compare "$out/probe-random" "$out/probe"
-say "9. A detector from the normal films alone: adapted, its score chosen on drawn lesions, calibrated on held-out normals"
-if [ ! -e "$out/detector/detector.json" ]; then
-  afire detect fit --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" --out "$out/detector" \
-    --set adapt.epochs=3 --set false_alarms=0.1
-fi
-say "10. Films that nobody has seen, some with findings: score, p-value, region, heatmap, restored film"
-afire data phantom --count 60 --size 224 --seed 1 --out "$out/new"
-afire detect run "$out/new/images" --model "$out/detector" --out "$out/detect" --force
+say "11. The detectors side by side: AUC, and how often the hottest point lies in the finding"
+afire compare "$out/eval-builtin" "$out/eval-adapted"
 say "Done. Look at:"
 printf '  %s\n' "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/run/pictures" "$out/probe/result.md" \
-  "$out/audit/audit.html" "$out/detect/report.html"
+  "$out/audit/audit.html" "$out/detect-builtin/report.html" "$out/detect/report.html"

@@ -102,7 +102,10 @@ def measure(folder: Path, films: int) -> dict[str, Any]:
     """All parts, the share of Ray at a thousand films a shard, and the prediction."""
     scoring = vit_b_seconds(films)
     ray, finish = ray_costs(), finish_seconds(folder)
-    a_film, a_shard = scoring["seconds a film"], max(ray["a shard as a task"], ray["a shard on an actor, its start shared by 200"])
+    a_film, a_shard = (
+        scoring["seconds a film"],
+        max(ray["a shard as a task"], ray["a shard on an actor, its start shared by 200"]),
+    )
     return {
         "ray, seconds": {name: round(value, 4) for name, value in ray.items()},
         "ViT-B": {**scoring, "seconds a film": round(a_film, 4)},
