@@ -353,7 +353,7 @@ def _report(
         _save_legend(out / LEGEND, heat_legend(detector.scale))
     page = write_detect_page(out, results, rule, detector, about)
     if not quiet:
-        _show(console(), results, rule, page)
+        _show(console(), results, rule, page, detector.origin.get("notes") or [])
 
 
 def calibrate(
@@ -410,12 +410,13 @@ def _save_legend(path: Path, image: Any) -> None:
     write_atomic(path, image.save)
 
 
-def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path) -> None:
+def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path, notes: Sequence[str] = ()) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from afire.detect.base import DISCLAIMER
     from afire.detect.findings import SCORED, counts, ranked
+    from afire.detect.normals import CALIBRATE, OTHER_SOURCE
     from afire.report.detect_page import visible
 
     table = Table(box=None, pad_edge=False)
@@ -439,6 +440,11 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
     groups = ", ".join(f"{count:,} {shown.get(name, name)}" for name, count in counts(results, rule).items())
     screen.print(f"{len(results):,} films: {groups}", highlight=False, markup=False)
     screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
+    for note in notes:
+        screen.print(f"Note: {note}.", highlight=False, markup=False)
+    warned = sum(any(note.startswith(OTHER_SOURCE) for note in film.notes) for film in results)
+    if warned:
+        screen.print(f"{warned:,} films are {OTHER_SOURCE}; {CALIBRATE}.", highlight=False, markup=False)
     screen.print(DISCLAIMER, highlight=False, markup=False)
     screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
 

@@ -18,7 +18,7 @@ findings, A parts of the anatomy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import ClassVar
 
@@ -58,6 +58,11 @@ _CHOICE = 0xFA47  # keeps the draw of what a film is changed by apart from other
 _READ = 64
 _RARE = -2.0  # bias at the start: most places hold little
 _FAINT = 0.1
+DRAWN = "phantom-"  # how ids of drawn patients begin
+DRAWN_NORMALS = (
+    "its threshold comes from drawn films: on films of patients more normal ones are flagged than it says, until "
+    "`afire detect calibrate` has set it by local normal films"
+)
 _NETWORK, _AVERAGE = "network.", "average."
 
 
@@ -314,6 +319,11 @@ class Taught(LearnedDetector):
         """The places of the network."""
         side = min(config.image.size, int(config.options["side"])) // CELL
         return side, side
+
+    @classmethod
+    def remarks(cls, task: FitTask) -> Iterator[str]:
+        if task.films.manifest.table["patient"].astype(str).str.startswith(DRAWN).all():
+            yield DRAWN_NORMALS
 
     @classmethod
     def first_weights(cls, task: FitTask) -> Start | None:
