@@ -90,15 +90,6 @@ def in_parts(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, in the same memory; all of it where it is not in parts."""
-    if not in_parts(tensor):
-        return tensor
-    with torch.no_grad():
-        part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-    return part
-
-
 def whole(tensor: Tensor) -> Tensor:
     """A tensor from its parts; itself where it is not in parts. Carries no gradient. A collective call."""
     if not in_parts(tensor):

@@ -9,8 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from afire.nn.distributed import own_part
-
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -36,3 +34,10 @@ def follow(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float
     # Of weights in parts each process moves its own: both networks are cut in the same way.
     own, towards = ([own_part(tensor) for tensor in tensors] for tensors in (teacher, student))
     torch._foreach_lerp_(own, towards, 1 - momentum)
+
+
+@torch.no_grad()
+def own_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor in parts, in the same memory; all of it where it is whole."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part

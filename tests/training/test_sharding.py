@@ -18,7 +18,8 @@ from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.methods import METHODS
 from afire.methods.base import AllFilms, Losses
-from afire.nn.distributed import in_parts, own_part, part_like, whole, world_size
+from afire.nn.distributed import in_parts, part_like, whole, world_size
+from afire.nn.momentum import own_part
 from afire.training import pretrain
 from afire.training.engine import make_accelerator
 from tests import commands
