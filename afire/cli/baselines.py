@@ -85,6 +85,7 @@ def baselines(
     names, without_weights = study.possible_methods(methods, init)
     lengths = [study.Length("flops", budget if budget is not None else 100.0)] if budget or not epochs else []
     lengths += [study.Length("epochs", epochs)] if epochs else []
+    settings = sorted_settings(overrides)
     films = study.open_study_set(data, out, split)
     wanted, left_out = study.possible_tasks(study.parse_names(tasks, study.TASKS, "--tasks"), films)
     for message in (*without_weights, *left_out):
@@ -99,7 +100,7 @@ def baselines(
         labels=labels,
         fractions=[100 * share for share in parse_fractions(fractions)],
         preset=preset or "small",
-        settings=sorted_settings(overrides),
+        settings=settings,
         own=settings_by_method(own or (), names),
         start=init,
     )

@@ -304,7 +304,7 @@ def run(
     folder = detector_folder(model)
     detector = load_detector(folder).to(pick_device(device))
     rule = rule_of(detector, threshold, false_alarms)
-    about = {"name": folder.resolve().name, "hash": detector_hash(folder)}
+    about = {"name": model.resolve().name, "hash": detector_hash(folder)}
     if data is not None:
         if dicom_out:
             raise UserError("--dicom-out needs DICOM files, and a pack has none; give their folder instead of --data.")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.cli.settings import ABLATE, DETECT, FINETUNE, NETWORK, PRETRAIN, SEGMENT, Owner, sort_settings
-from afire.cli.studies import _sorted_settings
+from afire.cli.studies import sorted_settings
 from afire.errors import UserError
 
 
@@ -36,7 +36,7 @@ def test_the_name_of_a_command_says_whose_it_is() -> None:
 
 
 def test_a_reproduction_sorts_by_name() -> None:
-    shares = _sorted_settings(["training.epochs=2", "finetune.training.epochs=1", "ablate.losses.category=0"])
+    shares = sorted_settings(["training.epochs=2", "finetune.training.epochs=1", "ablate.losses.category=0"])
     assert shares == {
         "pretrain": ["training.epochs=2"],
         "finetune": ["training.epochs=1"],
@@ -45,9 +45,9 @@ def test_a_reproduction_sorts_by_name() -> None:
         "ablate": ["losses.category=0"],
     }
     with pytest.raises(UserError, match=r"write finetune\.augment\.flip or segment\.augment\.flip\.$"):
-        _sorted_settings(["augment.flip=0"])
+        sorted_settings(["augment.flip=0"])
     with pytest.raises(UserError, match=r"unknown setting training\.epoch; did you mean training\.epochs\?"):
-        _sorted_settings(["finetune.training.epoch=3"])
+        sorted_settings(["finetune.training.epoch=3"])
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,7 @@ NEEDS = {
     "embed": ["--weights", "random", "--data", "D", "--out", "O.npz"],
     "detect fit": ["--weights", "random", "--data", "D", "--out", "O"],
     "ablate": ["--data", "D", "--out", "O"],
+    "baselines": ["--data", "D", "--out", "O"],
     "reproduce": ["all", "--on", "phantom", "--out", "O"],
     "figure tsne": ["--weights", "random", "--data", "D", "--out", "O"],
     "figure landmarks": ["--weights", "random", "--data", "D", "--out", "O"],
