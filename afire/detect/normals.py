@@ -30,8 +30,8 @@ TURNED = (0.05, 0.2)  # by so much another position must be more typical: as few
 ROOM = 0.06  # how far below the least typical normal films (1 in 100 left aside) a film may lie: findings change films
 _LEFT_ASIDE = 0.01
 CHEST = 0.33
-"""Likeness to a typical chest below which a film is refused: of 2,096 films of three hospitals at least 99 in 100 have
-0.37, while noise, skulls and limbs stay below 0.4 and mostly below 0.3 (`benchmarks/detect_domain.py`)."""
+"""Likeness to a typical chest below which a film is refused: set on training films of three hospitals, of which 99 in
+100 have at least 0.35 (`benchmarks/detect_domain.py` counts what is refused)."""
 OTHER_SOURCE = "unlike the films the detector was made from, perhaps of another scanner or age"
 CALIBRATE = "`afire detect calibrate` on local normal films sets its threshold anew"
 _MOSTLY = 0.5  # share of normal films that must be chests for a detector to be one of chests
