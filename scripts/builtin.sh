@@ -12,6 +12,7 @@ afire detect fit --method taught --data "$work/pack" --out "$work/detector" --se
   --set train.epochs=120 --set train.learning_rate=2e-3 --set train.warmup_epochs=3 --set train.precision=bf16 \
   --set false_alarms=0.1
 mkdir -p afire/builtin
+# MODEL_CARD.md is written by hand: its numbers are measured, not made here.
 for file in config.yaml model.safetensors detector.safetensors detector.json atlas.safetensors films.txt; do
   cp "$work/detector/$file" afire/builtin/
 done
