@@ -65,8 +65,9 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
             return False
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
+        seconds = _LONGEST_WAIT if self.event_queue.empty() else 0  # what is known is acted upon first, one by one
         try:
-            found, _, _ = select.select([self.socket, self._ear], [], [], _LONGEST_WAIT)
+            found, _, _ = select.select([self.socket, self._ear], [], [], seconds)
         except (OSError, ValueError):
             self.event_queue.put("Evt17")  # the connection is closed
             return False
