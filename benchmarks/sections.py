@@ -70,7 +70,7 @@ SECTIONS = (
         "per process and the number of steps stay the same, so two processes see twice as many films. Two independent "
         "bare steps at once show the limit of the machine. Three alternating rounds, the fastest of each, because "
         "this machine slows down for minutes at a time. What is compared with (the bare step, one process) is measured "
-        "before and after, and both together are one value.",
+        "on either side of it, and both together are one value.",
     ),
     Section(
         "throughput",
