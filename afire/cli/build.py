@@ -134,12 +134,26 @@ def childcxr(root: RootFolder, out: Out, quiet: Quiet = False, verbose: Verbose 
 
 
 @build_app.command("nih")
-def nih(root: RootFolder, out: Out, images: Images = "", quiet: Quiet = False, verbose: Verbose = False) -> None:
+def nih(
+    root: RootFolder,
+    out: Out,
+    images: Images = "",
+    readers: Annotated[
+        Path | None,
+        typer.Option(
+            "--readers",
+            help="Google's table of what radiologists said of some films: four findings, or all. Test films are then "
+            "normal or not as they say, and unknown where nobody read them.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     """NIH ChestX-ray14: official lists, 14 labels, boxes; .png or .jpg in any subfolder.
 
     Example: [cyan]afire data build nih --root nih --out nih.parquet[/cyan]
     """
-    _build("nih", root, out, quiet, images=images)
+    _build("nih", root, out, quiet, images=images, readers=readers)
 
 
 @build_app.command("chexpert")
@@ -203,14 +217,18 @@ def siim(
     images: Images = "",
     size: Annotated[int, typer.Option(help="Side of the film the masks were drawn on.", min=1)] = 1024,
     headers: Headers = False,
+    no_label_is_normal: Annotated[
+        bool, typer.Option("--no-label-is-normal", help="A film without a pneumothorax is normal: for detectors.")
+    ] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """SIIM-ACR pneumothorax: one row per film, its masks united; .dcm, .png or .jpg in any subfolder.
+    """SIIM-ACR pneumothorax: one row per film, its masks united; .dcm, .png or .jpg in any subfolder, or its PNG copy.
 
     Example: [cyan]afire data build siim --root siim --out siim.parquet --headers[/cyan]
     """
-    _build("siim", root, out, quiet, csv=table, images=images, size=size, headers=headers)
+    choices = {"headers": headers, "no_label_is_normal": no_label_is_normal}
+    _build("siim", root, out, quiet, csv=table, images=images, size=size, **choices)
 
 
 @build_app.command("shenzhen", hidden=True)

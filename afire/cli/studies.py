@@ -30,7 +30,7 @@ from afire.cli.options import (
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
     from afire.studies.ablation_run import Workers
-    from afire.studies.detect_bench import Bench, Fit
+    from afire.studies.detect_bench import Bench, Fit, LongFit
     from afire.studies.recorded import PlannedStep
     from afire.studies.reproduce_plan import Request
     from afire.studies.reproduce_sets import Target
@@ -231,9 +231,15 @@ def bench(
         float, typer.Option("--budget", min=0.001, help="Counted TFLOP (1e12 operations) that each training may take.")
     ] = 10.0,
     length: Annotated[
-        Literal["equal", "published"],
-        typer.Option(help="equal: the budget for all; published: each for the epochs of its own paper."),
+        Literal["equal", "published", "both"],
+        typer.Option(
+            help="equal: the budget for all; published: each for the epochs of its own paper; both: equal, and a "
+            "second column at published length where --most-hours allows it."
+        ),
     ] = "equal",
+    most_hours: Annotated[
+        float, typer.Option("--most-hours", min=0, help="Core-hours that one fit at published length may take (both).")
+    ] = 10.0,
     weights: Annotated[
         str, typer.Option("--weights", help="What detectors that take weights start from; random: with --preset.")
     ] = "random",
@@ -275,25 +281,45 @@ def bench(
         weights=weights,
         preset=preset or "small",
         settings=study.settings_by_method(overrides or (), names),
+        most_hours=most_hours,
     )
     fits = {(films.name, name): study.plan_fit(asked, films, name) for films in asked.sets for name in names}
-    steps = study.plan_steps(asked, fits, machine=("--device", device))
+    machine = ("--device", device)
+    steps = study.plan_steps(asked, fits, machine)
     if plan:
         show_steps(steps, out)
+        if length == "both":
+            show_steps(study.plan_long_steps(asked, study.plan_long_fits(asked, fits), machine), out)
         return
-    with folder_lock(out, "the bench in"):
+
+    def run(steps: list[PlannedStep]) -> Outcome:
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
-        outcome = run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
-        _write_bench(asked, fits, quiet)
+        return run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
+
+    with folder_lock(out, "the bench in"):
+        outcome = run(steps)
+        longer = study.plan_long_fits(asked, fits) if length == "both" else {}
+        if longer and not outcome.signal:
+            _write_bench(asked, fits, longer, quiet=True)
+            rest = run(study.plan_long_steps(asked, longer, machine))
+            outcome.failed.update(rest.failed)
+            outcome.signal = rest.signal
+        _write_bench(asked, fits, longer, quiet)
     end(outcome, lambda name: step_path(out, name, "log"))
 
 
-def _write_bench(asked: Bench, fits: Mapping[tuple[str, str], Fit], quiet: bool) -> None:
+def _write_bench(
+    asked: Bench,
+    fits: Mapping[tuple[str, str], Fit],
+    longer: Mapping[tuple[str, str], LongFit],
+    quiet: bool,
+) -> None:
     from afire.cli.options import console
     from afire.report.detect_bench import show_bench, write_bench
-    from afire.studies.detect_bench import collect, facts
+    from afire.studies.detect_bench import facts
+    from afire.studies.detect_bench_table import collect
 
-    tables = collect(asked, fits)
+    tables = collect(asked, fits, longer)
     if not tables:
         return
     page = write_bench(asked.out, tables, facts(asked))

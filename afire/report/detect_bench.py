@@ -22,7 +22,7 @@ from afire._version import __version__
 from afire.files import write_json, write_text
 from afire.report.style import COLOURS, FAINT, INK, save_figure, style
 from afire.report.table import DASH, DISCLAIMER, Block, Column, Row, Table, facts_table, latex_text, number, signed
-from afire.studies.detect_bench import BenchRow, BenchTable
+from afire.studies.detect_bench_table import BenchRow, BenchTable, PublishedRow
 from afire.tasks.results import to_json
 
 PAGE = "bench.md"
@@ -41,6 +41,7 @@ _COLUMNS = [
     Column("films/s", key="films_per_second"),
     Column("GB", key="gigabytes"),
 ]
+_SECOND = [Column("AUC, published length", short="published", key="published"), Column("its epochs", key="long_epochs")]
 _TERMINAL = ("method", "auc", "interval", "against", "core_minutes", "films_per_second")
 _LATEX = ("method", "auc", "interval", "ap", "against", "pointing", "pixel", "pro", "core_minutes")
 
@@ -87,9 +88,20 @@ _READING = (
 
 
 def rows_table(table: BenchTable) -> Table:
-    """All rows of a set, the best first."""
-    rows = [Row([row.method, *_numbers(row)], "italic" if row.trivial else "") for row in table.rows]
-    return Table(_COLUMNS, [Block(rows)], title(table))
+    """All rows of a set, the best first; with a second column where some were also fitted at published length."""
+    both = any(row.published is not None for row in table.rows)
+    rows = [
+        Row([row.method, *_numbers(row), *(_second(row.published) if both else ())], "italic" if row.trivial else "")
+        for row in table.rows
+    ]
+    return Table([*_COLUMNS, *(_SECOND if both else ())], [Block(rows)], title(table))
+
+
+def _second(row: PublishedRow | None) -> list[str]:
+    if row is None:
+        return [DASH, DASH]
+    auc = _mean_sd(row.auc) if row.auc is not None else f"not run: about {row.core_hours:,.1f} core-hours"
+    return [auc, DASH if row.epochs is None else f"{row.epochs:,}"]
 
 
 def _numbers(row: BenchRow) -> list[str]:
@@ -142,6 +154,8 @@ def messages(table: BenchTable) -> list[str]:
     flipped = [row.method for row in learned if round(float(row.auc["mean"]), 3) < 0.5]
     if flipped:
         told.append(f"below 0.5, normal films score higher: {', '.join(flipped)}")
+    if table.audit is not None:
+        told += [f"audit: {message}" for message in table.audit] or ["audit: no shortcut was found"]
     return told
 
 

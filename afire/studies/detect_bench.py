@@ -1,22 +1,23 @@
 """Detectors side by side: every method fitted with several seeds on several sets of films, at an equal budget.
 
 The budget is counted: floating-point operations of a training, the same for all methods; each trains as many epochs as
-fit into it. ``published`` trains each for the epochs of its paper instead. Every fit and every evaluation is an `afire`
-command in a process of its own (:mod:`afire.studies.recorded`), so a bench that was killed goes on where it was.
+fit into it. ``published`` trains each for the epochs of its paper instead, and ``both`` adds that as a second column,
+where it takes no longer than allowed. Every audit, fit and evaluation is an `afire` command in a process of its own
+(:mod:`afire.studies.recorded`), so a bench that was killed goes on where it was.
 
 OUT/SET/split.json              where a set has no lists of its own
+OUT/SET/audit                   what gives the set's labels away without a look at the films
 OUT/SET/METHOD/seed-N           detectors
 OUT/SET/METHOD/result           their evaluation; OUT/SET/METHOD/balanced with views balanced, where there are two
+OUT/SET/METHOD/published-N, OUT/SET/METHOD/published    the same at published length, beside an equal budget
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Literal
 
 from afire.data.pack import open_films
 from afire.data.splits import write_split
@@ -25,17 +26,14 @@ from afire.detect.base import SETTINGS
 from afire.detect.fit import detect_settings, detection_subsets, networks_for
 from afire.detect.protocol import plan_test, views_of
 from afire.errors import UserError
-from afire.files import read_json
 from afire.studies.recorded import PlannedStep, read_step
-from afire.tasks.results import RESULT
 from afire.training.run_folder import environment as run_environment
 from afire.weights import RANDOM
 
-Length = Literal["equal", "published"]
-NUMBERS = "detect.json"
-SPLIT = "split.json"
-PLAIN, BALANCED = "result", "balanced"
-_TERA = 1e12
+Length = Literal["equal", "published", "both"]
+SPLIT, AUDIT = "split.json", "audit"
+PLAIN, BALANCED, PUBLISHED = "result", "balanced", "published"
+_TERA, _HOUR = 1e12, 3600.0
 _FEWEST_OF_A_VIEW = 10
 
 
@@ -64,6 +62,13 @@ class Bench:
     weights: str = RANDOM  # of detectors that start from some
     preset: str = "small"  # of random weights
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
+    most_hours: float = 10.0  # core-hours of one fit at published length
+    second: bool = False  # these are the fits of the second column
+
+    @property
+    def at_published_length(self) -> Bench:
+        """What fills the second column of a bench of both lengths."""
+        return replace(self, length="published", second=True)
 
 
 def parse_methods(text: str) -> list[str]:
@@ -92,7 +97,12 @@ def settings_by_method(overrides: Sequence[str], methods: Sequence[str]) -> dict
 def facts(bench: Bench) -> dict[str, str]:
     """What the tables must be read with."""
     environment = run_environment()
-    long = f"{bench.tera_flops:g} TFLOP each" if bench.length == "equal" else "each for the epochs of its paper"
+    long = {
+        "equal": f"{bench.tera_flops:g} TFLOP each",
+        "published": "each for the epochs of its paper",
+        "both": f"{bench.tera_flops:g} TFLOP each, and each for the epochs of its paper where a fit takes at most "
+        f"{bench.most_hours:g} core-hours",
+    }[bench.length]
     return {
         "training": long,
         "seeds": ", ".join(map(str, bench.seeds)),
@@ -156,6 +166,47 @@ def plan_fit(bench: Bench, films: BenchSet, method: str) -> Fit:
     return Fit(epochs, epochs * per_epoch)
 
 
+@dataclass(frozen=True)
+class LongFit:
+    """A fit at published length: how long it would take, by what the one at equal budget took; whether it may."""
+
+    fit: Fit
+    core_hours: float
+    allowed: bool
+
+
+def plan_long_fits(bench: Bench, fits: Mapping[tuple[str, str], Fit]) -> dict[tuple[str, str], LongFit]:
+    """The second column, for methods that train and whose fits at equal budget are there to be timed."""
+    found: dict[tuple[str, str], LongFit] = {}
+    for films in bench.sets:
+        for method in bench.methods:
+            equal = fits[films.name, method]
+            steps = [read_step(bench.out, fit_name(bench, films, method, seed)) for seed in bench.seeds]
+            seconds = [step.processor_seconds for step in steps if step is not None and step.state == "done"]
+            if equal.epochs is None or not seconds:
+                continue
+            fit = plan_fit(bench.at_published_length, films, method)
+            # All of a fit grows with its length here, also what does not: a little too much is on the safe side.
+            hours = max(seconds) * fit.flops / equal.flops / _HOUR
+            found[films.name, method] = LongFit(fit, hours, hours <= bench.most_hours)
+    return found
+
+
+def plan_long_steps(
+    bench: Bench, longer: Mapping[tuple[str, str], LongFit], machine: Sequence[str] = ()
+) -> list[PlannedStep]:
+    """Fits and evaluations of the second column, the quickest first."""
+    second = bench.at_published_length
+    allowed = sorted((each.core_hours, key) for key, each in longer.items() if each.allowed)
+    sets = {films.name: films for films in bench.sets}
+    steps: list[PlannedStep] = []
+    for _, (name, method) in allowed:
+        films = sets[name]
+        steps += [_fit_step(second, films, method, seed, longer[name, method].fit, machine) for seed in bench.seeds]
+        steps.append(_evaluation_step(second, films, method, PUBLISHED, machine))
+    return steps
+
+
 def _sorted(bench: Bench, method: str) -> tuple[list[str], list[str]]:
     """``--set`` words of the detector and of its networks."""
     fields = DETECTORS[method].Settings.model_fields
@@ -184,8 +235,9 @@ def _size(bench: Bench, method: str, films: BenchSet) -> list[str]:
 
 
 def plan_steps(bench: Bench, fits: Mapping[tuple[str, str], Fit], machine: Sequence[str] = ()) -> list[PlannedStep]:
-    """Fits seed by seed through all methods, so that a bench that is stopped early has all rows; then evaluations."""
+    """Audits; fits seed by seed through all methods, so that a stopped bench has all rows; evaluations."""
     return [
+        *(_audit_step(bench, films) for films in bench.sets),
         *(
             _fit_step(bench, films, method, seed, fits[films.name, method], machine)
             for seed in bench.seeds
@@ -193,20 +245,31 @@ def plan_steps(bench: Bench, fits: Mapping[tuple[str, str], Fit], machine: Seque
             for method in bench.methods
         ),
         *(
-            step
+            _evaluation_step(bench, films, method, kind, machine)
             for films in bench.sets
             for method in bench.methods
-            for step in _evaluation_steps(bench, films, method, machine)
+            for kind in ((PLAIN, BALANCED) if films.two_views else (PLAIN,))
         ),
     ]
 
 
-def fit_name(films: BenchSet, method: str, seed: int) -> str:
-    return f"{films.name}-{method}-{seed}"
+def _audit_step(bench: Bench, films: BenchSet) -> PlannedStep:
+    split = ("--split", str(films.split)) if films.split is not None else ()
+    words = ("data", "check", "--data", str(films.data), *split, "--out", str(audit_folder(bench, films)), "--quiet")
+    # It ends with 1 where what it found invalidates results: that is what the table has to say, not a failure.
+    return PlannedStep(f"{films.name}-audit", words, inputs=(films.data,), machine=("--workers", "1"), finishes=(0, 1))
+
+
+def audit_folder(bench: Bench, films: BenchSet) -> Path:
+    return bench.out / films.name / AUDIT
+
+
+def fit_name(bench: Bench, films: BenchSet, method: str, seed: int) -> str:
+    return f"{films.name}-{method}-{PUBLISHED + '-' if bench.second else ''}{seed}"
 
 
 def model_folder(bench: Bench, films: BenchSet, method: str, seed: int) -> Path:
-    return bench.out / films.name / method / f"seed-{seed}"
+    return bench.out / films.name / method / f"{PUBLISHED if bench.second else 'seed'}-{seed}"
 
 
 def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, machine: Sequence[str]) -> PlannedStep:
@@ -224,7 +287,7 @@ def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, m
         "--quiet",
     ]
     return PlannedStep(
-        fit_name(films, method, seed),
+        fit_name(bench, films, method, seed),
         tuple(words),
         resume=("--resume",),
         complete=folder / SETTINGS,
@@ -233,102 +296,21 @@ def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, m
     )
 
 
-def _evaluation_steps(bench: Bench, films: BenchSet, method: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
-    """One evaluation of all seeds, and one with views balanced. They are cheap and made anew: seeds may be added."""
+def _evaluation_step(bench: Bench, films: BenchSet, method: str, kind: str, machine: Sequence[str]) -> PlannedStep:
+    """One evaluation of all seeds. It is cheap and made anew: seeds may be added."""
     seeds = "".join(f"-{seed}" for seed in bench.seeds)
-    for kind in (PLAIN, BALANCED) if films.two_views else (PLAIN,):
-        models = [str(model_folder(bench, films, method, seed)) for seed in bench.seeds]
-        words = [
-            *("detect", "eval", "--data", str(films.data), "--name", method, "--force", "--quiet"),
-            *(word for model in models for word in ("--model", model)),
-            *(("--split", str(films.split)) if films.split is not None else ()),
-            *(("--balance", "view") if kind == BALANCED else ()),
-            *("--out", str(bench.out / films.name / method / kind)),
-        ]
-        yield PlannedStep(
-            f"{films.name}-{method}-{kind}{seeds}",
-            tuple(words),
-            needs=tuple(fit_name(films, method, seed) for seed in bench.seeds),
-            inputs=(films.data,),
-            machine=tuple(machine),
-        )
-
-
-@dataclass(frozen=True)
-class BenchRow:
-    """One method on one set. ``against`` is its AUC minus that of the best trivial row, with its interval."""
-
-    method: str
-    trivial: bool
-    auc: Mapping[str, Any]  # mean, sd, low, high, values
-    average_precision: Mapping[str, Any]
-    against: Mapping[str, float] | None
-    localisation: Mapping[str, Any] | None = None
-    epochs: int | None = None
-    flops: float = 0.0
-    core_minutes: float = float("nan")  # of one fit
-    peak_bytes: int = 0
-    films_per_second: float = float("nan")
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class BenchTable:
-    """All rows of one set, the best first; ``balanced`` with views balanced."""
-
-    set_name: str
-    films: Mapping[str, int]  # normal and abnormal test films
-    fit_films: int
-    best_trivial: str
-    rows: Sequence[BenchRow]
-    balanced: bool = False
-
-
-def collect(bench: Bench, fits: Mapping[tuple[str, str], Fit]) -> list[BenchTable]:
-    """What is there so far, set by set."""
-    tables = [_table(bench, films, fits, kind) for films in bench.sets for kind in (PLAIN, BALANCED)]
-    return [table for table in tables if table is not None]
-
-
-def _table(bench: Bench, films: BenchSet, fits: Mapping[tuple[str, str], Fit], kind: str) -> BenchTable | None:
-    rows: list[BenchRow] = []
-    trivial: dict[str, BenchRow] = {}
-    about: dict[str, Any] = {}
-    for method in bench.methods:
-        folder = bench.out / films.name / method / kind
-        if not (folder / NUMBERS).exists() or not (folder / RESULT).exists():
-            continue
-        about, result = read_json(folder / NUMBERS), read_json(folder / RESULT)
-        rows.append(_row(bench, films, method, fits[films.name, method], about, result))
-        for line in about["rows"]:
-            if line["kind"] == "trivial":
-                trivial.setdefault(
-                    line["name"],
-                    BenchRow(line["name"], True, line["metrics"]["auc"], line["metrics"]["average_precision"], None),
-                )
-    if not rows:
-        return None
-    ranked = sorted([*rows, *trivial.values()], key=lambda row: -float(row.auc["mean"]))
-    return BenchTable(films.name, about["films"], films.fit_films, about["best_trivial"], ranked, kind == BALANCED)
-
-
-def _row(
-    bench: Bench, films: BenchSet, method: str, fit: Fit, about: Mapping[str, Any], result: Mapping[str, Any]
-) -> BenchRow:
-    chosen = about["rows"][0]
-    steps = [read_step(bench.out, fit_name(films, method, seed)) for seed in bench.seeds]
-    known = [step for step in steps if step is not None]
-    return BenchRow(
-        method,
-        False,
-        chosen["metrics"]["auc"],
-        chosen["metrics"]["average_precision"],
-        chosen["against"],
-        about["localisation"],
-        fit.epochs,
-        fit.flops,
-        float(np.mean([step.processor_seconds / 60 for step in known])) if known else float("nan"),
-        max((step.peak_bytes for step in known), default=0),
-        float(result["config"].get("films_per_second", float("nan"))),
-        tuple(about["notes"]),
+    models = [str(model_folder(bench, films, method, seed)) for seed in bench.seeds]
+    words = [
+        *("detect", "eval", "--data", str(films.data), "--name", method, "--force", "--quiet"),
+        *(word for model in models for word in ("--model", model)),
+        *(("--split", str(films.split)) if films.split is not None else ()),
+        *(("--balance", "view") if kind == BALANCED else ()),
+        *("--out", str(bench.out / films.name / method / kind)),
+    ]
+    return PlannedStep(
+        f"{films.name}-{method}-{kind}{seeds}",
+        tuple(words),
+        needs=tuple(fit_name(bench, films, method, seed) for seed in bench.seeds),
+        inputs=(films.data,),
+        machine=tuple(machine),
     )

@@ -36,7 +36,8 @@ class PlannedStep:
     ``resume`` words are added when an earlier start began it (and ``resume_when`` exists, if given). ``complete`` is
     what the command writes last: with it there, an earlier start ended just before it could say so. ``keeps`` are
     copies made at the end, because a later step may write over the originals. ``inputs`` come from outside.
-    ``machine`` words (device, jobs) decide nothing about the result.
+    ``machine`` words (device, jobs) decide nothing about the result. ``finishes`` are the exit codes of a command that
+    did its work.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PlannedStep:
     keeps: tuple[tuple[Path, Path], ...] = ()
     inputs: tuple[Path, ...] = ()
     machine: tuple[str, ...] = ()
+    finishes: tuple[int, ...] = (0,)
 
     @property
     def command(self) -> str:
@@ -185,7 +187,7 @@ class RecordedStep(Step):
         return Command(words, log, lock, environment=self.environment)
 
     def ended(self, how: Ended) -> bool:
-        if how.code or how.stopped:
+        if how.code not in self.planned.finishes or how.stopped:
             self._write("begun", how)
             return False
         for source, target in self.planned.keeps:

@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
+from torch.nn import functional as F
 
-from afire.config import Config
+from afire.config import Config, load_config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.data.phantom import Style, draw_batch
@@ -26,9 +27,14 @@ from afire.detect.learned import Examined, LearnedDetector
 from afire.errors import UserError
 from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.files import read_json
+from afire.nn.vit import Normalise
 from afire.training import run_folder
+from afire.weights import open_weights
+from afire.weights.files import write_tensors
 
 SIZE, FIT, TEST = 32, 96, 24
+# The settings below were tuned on phantoms of seed 5, those on a trunk on 5 to 8: others have to show that they work.
+PHANTOMS, TEACHING = 2026, 900
 OFTEN = ["train.epochs=30", "train.batch_size=8", "train.learning_rate=3e-3"]
 QUICK: dict[str, list[str]] = {
     "aeu": ["train.epochs=40", "train.batch_size=16", "train.learning_rate=3e-3", "aeu.width=8"],
@@ -63,7 +69,7 @@ QUICK: dict[str, list[str]] = {
 LEARNED = [name for name in DETECTORS if issubclass(DETECTORS[name], LearnedDetector)]
 TRUNK = ["image.size=32", "encoder.width=32", "encoder.depth=2", "encoder.heads=2", "encoder.patch_size=8"]
 SIDES = {"panda": 22}  # of the squares: it says one thing of a whole film, so that they must be large
-PATCHES = {"fae": "encoder.patch_size=4"}  # structure is of windows, and needs some room
+LESSONS = 800
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +77,9 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> PackedFilms:
     """Normal phantom films of one scanner; those from ``FIT`` on are for testing."""
     folder = tmp_path_factory.mktemp("phantoms")
     names = [f"{number:03d}.png" for number in range(FIT + TEST)]
-    for name, image in zip(names, draw_batch(5, range(FIT + TEST), 64, diseases=(), style=Style()).images, strict=True):
+    for name, image in zip(
+        names, draw_batch(PHANTOMS, range(FIT + TEST), 64, diseases=(), style=Style()).images, strict=True
+    ):
         Image.fromarray((255 * image[0]).round().astype(np.uint8)).save(folder / name)
     split = np.where(np.arange(FIT + TEST) < FIT, "train", "test")
     table = pd.DataFrame({"image": names, "patient": names, "normal": 1.0, "split": split})
@@ -79,24 +87,57 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> PackedFilms:
     return PackedFilms(folder / "pack")
 
 
-def task_of(method: str, films: PackedFilms, out: Path, *settings: str, resume: bool = False) -> FitTask:
+def task_of(
+    method: str, films: PackedFilms, out: Path, *settings: str, resume: bool = False, trunk: str = "random"
+) -> FitTask:
     takes_trunk = DETECTORS[method].takes == "trunk"
     networks = networks_for(
         method,
-        "random" if takes_trunk else None,
+        trunk if takes_trunk else None,
         films.folder,
         "tiny" if takes_trunk else None,
-        overrides=([*TRUNK, PATCHES.get(method, TRUNK[-1])] if takes_trunk else [f"image.size={SIZE}"]),
+        overrides=TRUNK if takes_trunk else [f"image.size={SIZE}"],
     )
     chosen = detect_settings(["held_out=0.3", "false_alarms=0.2", *QUICK[method], *settings], method)
-    return FitTask(networks.config, chosen, films, out, source="phantom", device="cpu", method=method, resume=resume)
+    given = {"source": "phantom", "device": "cpu", "method": method, "resume": resume, "init": networks.init}
+    return FitTask(networks.config, chosen, films, out, **given)
+
+
+@pytest.fixture(scope="session")
+def taught_trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trunk that has learned where organs and findings of other phantoms lie, in place of one from ImageNet.
+
+    A random one sees too little to tell one film from another. It has never seen a square.
+    """
+    drawn = draw_batch(TEACHING, range(768), 64, style=Style())
+    images = F.avg_pool2d(torch.from_numpy(drawn.images), 2)
+    config = load_config("tiny", overrides=TRUNK)
+    trunk, normalise = open_weights("random", config, seed=0).trunk.train(), Normalise(config.image)
+    maps = torch.from_numpy(np.concatenate([drawn.anatomy, drawn.findings], axis=1)).float()
+    shares = F.adaptive_avg_pool2d(maps, SIZE // config.encoder.patch_size).flatten(2).transpose(1, 2)
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(0.1 * torch.randn(shares.shape[-1], trunk.width, generator=generator))
+    optimiser = torch.optim.AdamW([*trunk.parameters(), weight], lr=3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, LESSONS)
+    for _ in range(LESSONS):
+        rows = torch.randint(len(images), (64,), generator=generator)
+        tokens = trunk.norm(trunk.levels(normalise(images[rows]), [len(trunk.blocks)])[0][:, 1:])
+        optimiser.zero_grad()
+        F.binary_cross_entropy_with_logits(F.linear(tokens, weight), shares[rows]).backward()
+        optimiser.step()
+        schedule.step()
+    path: Path = tmp_path_factory.mktemp("trunk") / "vit.safetensors"
+    write_tensors(path, trunk.state_dict())
+    return path
 
 
 @pytest.fixture(scope="module", params=LEARNED)
 def folder(request: pytest.FixtureRequest, phantoms: PackedFilms, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a fitted detector of each kind."""
     out: Path = tmp_path_factory.mktemp(request.param) / "model"
-    fit_detector(task_of(request.param, phantoms, out))
+    on_trunk = DETECTORS[request.param].takes == "trunk"
+    trunk = str(request.getfixturevalue("taught_trunk")) if on_trunk else "random"
+    fit_detector(task_of(request.param, phantoms, out, trunk=trunk))
     return out
 
 
@@ -119,23 +160,18 @@ def test_bright_squares_stand_out_the_more_the_brighter(folder: Path, phantoms: 
     images = phantoms.batch(range(FIT, FIT + TEST))
     side = SIDES.get(detector.method, 10)
     normal, faint, bright = (detector.score(with_square(images, level, side)).score for level in (0.0, 0.45, 0.9))
-    if detector.takes == "trunk":
-        # A random trunk sees too little to tell one film from another, but the square in a film from the film without.
-        assert (bright > normal).sum() >= 18, "which chance gives once in ninety times"
-    else:
-        assert roc_auc_score(np.r_[np.zeros(TEST), np.ones(TEST)], np.r_[normal, bright]) > 0.9
+    assert roc_auc_score(np.r_[np.zeros(TEST), np.ones(TEST)], np.r_[normal, bright]) > 0.9
     assert normal.mean() < faint.mean() < bright.mean()
 
 
 def test_the_heat_lies_on_the_square(folder: Path, phantoms: PackedFilms) -> None:
-    """Not for every film, but on average more than beside it."""
+    """Not for every film, but on average it adds more heat where it lies than beside it."""
     detector = load_detector(folder)
     images = phantoms.batch(range(FIT, FIT + TEST))
     squares = with_square(images, 0.9)
-    heat = torch.from_numpy(detector.score(squares).heat)
-    where = torch.nn.functional.adaptive_avg_pool2d((squares - images).abs(), tuple(heat.shape[1:]))[:, 0]
-    inside, outside = heat[where > 0.5 * where.max()], heat[where == 0]
-    assert inside.mean() > outside.mean()
+    added = torch.from_numpy(detector.score(squares).heat - detector.score(images).heat)
+    where = F.adaptive_avg_pool2d((squares - images).abs(), tuple(added.shape[1:]))[:, 0]
+    assert added[where > 0.5 * where.max()].mean() > added[where == 0].mean()
 
 
 def test_it_survives_the_disk(folder: Path, phantoms: PackedFilms, tmp_path: Path) -> None:

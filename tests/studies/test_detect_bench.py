@@ -17,14 +17,19 @@ from afire.report.detect_bench import bench_page, messages, write_bench
 from afire.studies.detect_bench import (
     Bench,
     BenchSet,
-    collect,
+    Fit,
+    LongFit,
     facts,
     open_set,
     parse_methods,
     plan_fit,
+    plan_long_fits,
+    plan_long_steps,
     plan_steps,
     settings_by_method,
 )
+from afire.studies.detect_bench_table import collect
+from afire.studies.recorded import StepFile
 from tests import commands
 from tests.tasks.conftest import draw_films
 
@@ -96,15 +101,42 @@ def test_rows_come_seed_by_seed_and_evaluations_last(tmp_path: Path) -> None:
     }
     steps = plan_steps(bench, fits, ("--device", "cpu"))
     names = [step.name for step in steps]
-    assert names[:5] == ["one-aeu-3", "one-patchcore-3", "two-aeu-3", "two-patchcore-3", "one-aeu-4"]
-    assert names[8:] == [
+    assert names[:4] == ["one-audit", "two-audit", "one-aeu-3", "one-patchcore-3"]
+    assert names[4:7] == ["two-aeu-3", "two-patchcore-3", "one-aeu-4"]
+    assert f"--split {tmp_path / 'split'}" in steps[1].command and steps[1].finishes == (0, 1)
+    assert names[10:] == [
         *("one-aeu-result-3-4", "one-patchcore-result-3-4", "two-aeu-result-3-4", "two-aeu-balanced-3-4"),
         *("two-patchcore-result-3-4", "two-patchcore-balanced-3-4"),
     ]
-    aeu, patchcore = steps[2].command, steps[3].command
+    aeu, patchcore = steps[4].command, steps[5].command
     assert "--weights" not in aeu and "--set train.epochs=" in aeu and f"--split {tmp_path / 'split'}" in aeu
     assert "--weights random --preset small" in patchcore and "epochs" not in patchcore
     assert steps[-1].needs == ("two-patchcore-3", "two-patchcore-4") and "--balance view" in steps[-1].command
+
+
+def test_published_lengths_are_run_where_hours_allow(packs: dict[str, Path], tmp_path: Path) -> None:
+    films = open_set(str(packs["listed"]), tmp_path)
+    bench = Bench(
+        tmp_path, [films], ["aeu", "memae", "patchcore"], [0, 1], tera_flops=0.05, preset="tiny", length="both"
+    )
+    fits = {("listed", method): plan_fit(bench, films, method) for method in bench.methods}
+    assert plan_long_fits(bench, fits) == {}, "nothing is timed yet"
+    aeu = plan_fit(replace(bench, length="published"), films, "aeu")
+    for seed, seconds in ((0, 6.0), (1, 12.0)):
+        StepFile("done", "", "", 1.0, seconds).write(tmp_path, f"listed-aeu-{seed}")
+        StepFile("done", "", "", 1.0, 3600.0 * seconds).write(tmp_path, f"listed-memae-{seed}")
+    longer = plan_long_fits(bench, fits)
+    assert longer["listed", "aeu"].fit == aeu and ("listed", "patchcore") not in longer, "it does not train"
+    hours = 12 / 3600 * aeu.flops / fits["listed", "aeu"].flops
+    assert longer["listed", "aeu"].core_hours == pytest.approx(hours) and longer["listed", "aeu"].allowed
+    assert not longer["listed", "memae"].allowed and longer["listed", "memae"].core_hours > 10
+    steps = plan_long_steps(bench, longer)
+    assert [step.name for step in steps] == [
+        *("listed-aeu-published-0", "listed-aeu-published-1", "listed-aeu-published-0-1")
+    ]
+    assert f"train.epochs={aeu.epochs}" in steps[0].command and steps[2].needs == (steps[0].name, steps[1].name)
+    assert str(tmp_path / "listed" / "aeu" / "published-1") in steps[2].command
+    assert "at most 10 core-hours" in facts(bench)["training"]
 
 
 @pytest.mark.slow
@@ -136,12 +168,17 @@ def test_a_bench_is_killed_goes_on_and_ends_in_a_table(packs: dict[str, Path], t
         balanced["view"]["auc"]["mean"] == pytest.approx(0.5)
         and tables[1]["films"]["normal"] == tables[1]["films"]["abnormal"]
     )
+    assert all(f"- audit: {message}" in page for table in tables for message in table["audit"] or ())
+    assert "- audit: " in page and "published length" not in page
     for name in ("bench.png", "bench.tex", "bench-listed.csv", "bench-listed-balanced.csv", "bench-plain.csv"):
         assert (out / name).stat().st_size > 0
     again = commands.run(*words)
     assert "0 to run" in again.stderr or "done before" in again.stderr
     other = commands.run(*[word if word != "0.002" else "0.5" for word in words], expect=2)
     assert "repeat the earlier settings, or choose another --out" in other.stderr
+    commands.run(*words, "--length", "both", "--most-hours", "0")
+    page = (out / "bench.md").read_text()
+    assert "not run: about" in page and "| AUC, published length |" in page
     _what_is_there_is_shown(out, packs, tmp_path)
 
 
@@ -151,7 +188,11 @@ def _what_is_there_is_shown(out: Path, packs: dict[str, Path], tmp_path: Path) -
     sets = [open_set(str(packs[name]), out) for name in ("listed", "plain")]
     bench = Bench(out, sets, ["aeu", "patchcore"], [0, 1], tera_flops=0.002, preset="tiny")
     fits = {(films.name, method): plan_fit(bench, films, method) for films in sets for method in bench.methods}
-    tables = collect(bench, fits)
+    shutil.copytree(out / "listed" / "aeu" / "result", out / "listed" / "aeu" / "published")
+    tables = collect(bench, fits, {("listed", "aeu"): LongFit(Fit(250, 1e12), 1.5, allowed=True)})
+    second = {row.method: row.published for row in tables[0].rows}
+    assert second["aeu"] is not None and second["aeu"].auc is not None
+    assert second["patchcore"] is None and "| 250 |" in bench_page(tables, facts(bench))
     assert "aeu" not in {row.method for row in tables[2].rows} and "patchcore" in {row.method for row in tables[2].rows}
     told = messages(tables[2])
     assert told[0].startswith("ranking: patchcore") and tables[2].best_trivial in told[1]

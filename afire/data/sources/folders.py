@@ -1,4 +1,4 @@
-"""Builders of sets that are folders: a flat one, one folder a class, ChildCXR, lung masks, SIIM-ACR."""
+"""Builders of sets that are folders: a flat one, one folder a class, ChildCXR, lung masks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ import pandas as pd
 
 from afire.data.decode import read_mask
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, inside_root, is_manifest, make_manifest
-from afire.data.rle import decode_siim, encode_rle, encode_runs
+from afire.data.rle import encode_rle
 from afire.data.sources.disk import (
     about,
     by_name,
-    find_source,
-    keep_present,
     list_films,
     read_source,
     require_films,
@@ -61,7 +59,8 @@ _NORMAL_NAMES = ("normal", "no finding", "no_finding", "nofinding", "healthy")
 def build_classes(root: Path, *, normal_class: str | None = None, patient_pattern: str | None = None) -> Manifest:
     """``class/film.png``, or ``split/class/film.png`` with folders called train, val and test.
 
-    Each class folder is a label, 1 for its own films and 0 for the others'.
+    Each class folder is a label, 1 for its own films and 0 for the others'. Beside a folder of films in a class
+    (``class/images/film.png``) there may be lung masks with the same names (``class/masks/film.png``).
     The normal class (``normal_class``, or a folder called normal or no finding) fills the column ``normal`` instead:
     as a label it would only say the same twice.
     """
@@ -69,7 +68,7 @@ def build_classes(root: Path, *, normal_class: str | None = None, patient_patter
     placed = _place(films, root)
     classes = sorted(placed["class"].unique())
     normal = _normal_class(classes, normal_class)
-    table = placed[["image", "split"]].copy()
+    table = placed[["image", "split", "mask"]].copy()
     table["patient"] = patients_from_pattern(table["image"].tolist(), patient_pattern)
     if normal is not None:
         table["normal"] = (placed["class"] == normal).astype("float64")
@@ -77,11 +76,14 @@ def build_classes(root: Path, *, normal_class: str | None = None, patient_patter
         if name != normal:
             table[LABEL_PREFIX + name] = (placed["class"] == name).astype("float64")
     options = {"normal_class": normal, "patient_pattern": patient_pattern}
-    return make_manifest(table, root, about("classes", NORMAL_RULE, **options))
+    masked = {"mask": "lungs"} if (table["mask"] != "").any() else {}
+    return make_manifest(table, root, {**about("classes", NORMAL_RULE, **options), **masked})
 
 
 def _place(films: Sequence[str], root: Path) -> pd.DataFrame:
-    """Columns image, split and class; films that lie outside the layout are counted and left out."""
+    """Columns image, split, class and mask; films that lie outside the layout are counted and left out."""
+    masks = {key: film for film in films if (key := _masked_film(film)) is not None}
+    films = [film for film in films if _masked_film(film) is None]
     steps = [film.split("/") for film in films]
     has_splits = any(len(path) > 2 and split_of(path[0]) for path in steps)
     rows = []
@@ -91,14 +93,29 @@ def _place(films: Sequence[str], root: Path) -> pd.DataFrame:
         if has_splits:
             folders = folders[1:]
         if folders and split is not None:
-            rows.append((film, split, folders[0]))
+            rows.append((film, split, folders[0], masks.pop(_film_key(path), "")))
+    if masks:
+        logger.warning("%s masks, such as %s, belong to no film", f"{len(masks):,}", next(iter(masks.values())))
     layout = "split/class/film" if has_splits else "class/film"
     if not rows:
         raise UserError(f"{root} holds no class folders, only films; use `afire data build folder` for a flat folder.")
     if len(rows) < len(films):
         left_out = len(films) - len(rows)
         logger.warning("left out: %s films in %s that do not lie in %s", f"{left_out:,}", root, layout)
-    return pd.DataFrame(rows, columns=["image", "split", "class"])
+    return pd.DataFrame(rows, columns=["image", "split", "class", "mask"])
+
+
+def _masked_film(path: str) -> tuple[str, str] | None:
+    """What a mask in ``.../masks/film.png`` shares with its film in ``.../images/film.png``; None for a film."""
+    *folders, name = path.split("/")
+    if len(folders) < 2 or folders[-1].lower() not in _MASK_FOLDERS:
+        return None
+    return "/".join(folders[:-1]), strip_ending(name).removesuffix("_mask")
+
+
+def _film_key(steps: Sequence[str]) -> tuple[str, str]:
+    *folders, name = steps
+    return "/".join(folders[:-1]), strip_ending(name)
 
 
 def _normal_class(classes: Sequence[str], wanted: str | None) -> str | None:
@@ -296,54 +313,3 @@ def _tuberculosis(names: list[str], root: Path) -> list[float]:
             )
         labels |= dict(zip(index["name"].map(strip_ending), values.astype(float), strict=True))
     return [labels.get(name, float("nan")) for name in names]
-
-
-PNEUMOTHORAX = "Pneumothorax"
-SIIM_NORMAL = "0 with a pneumothorax, else unknown: other diseases are not labelled"
-_TABLES = ("train-rle.csv", "stage_2_train.csv")
-_NOTHING = ("", "-1")
-
-
-def build_siim(
-    root: Path, *, csv: Path | None = None, images: str = "", size: int = 1024, headers: bool = False
-) -> Manifest:
-    """SIIM-ACR pneumothorax: films named ``<ImageId>.dcm`` (or .png, .jpg) anywhere below ``root``, with their masks.
-
-    A film with several pneumothoraces has several rows in the table. They are merged, because a split made over rows
-    puts one film into both train and test. There is no official test set with masks, so the split is left empty: draw
-    one by patient with ``afire data split``.
-
-    ``size`` is the side of the film that the masks were drawn on, not of your copy of it. ``headers`` reads patient
-    (as a hash) and view from DICOM; without it every film is its own patient.
-    """
-    require_folder(root, "root")
-    path = csv or find_source(root, _TABLES, "the table of SIIM-ACR")
-    source = read_source(path, ["ImageId", "EncodedPixels"])
-    ids = source["ImageId"].str.strip().map(strip_ending)
-    rows = pd.DataFrame({"image": ids, "mask": source["EncodedPixels"].str.strip()})
-    masks = rows.groupby("image", sort=True)["mask"].agg(list)
-    table = pd.DataFrame({"image": masks.index, "masks": masks.to_numpy()})
-    logger.info("%s rows are of %s films", f"{len(rows):,}", f"{len(table):,}")
-    films = table["image"].map(by_name(list_films(root, images), root))
-    table = keep_present(table, films, root, path)
-    texts = track(table["masks"].tolist(), "reading masks", unit="films")
-    table["rle"] = [_merged(text, size, film, path) for film, text in zip(table["image"], texts, strict=True)]
-    present = pd.Series([any(text not in _NOTHING for text in texts) for texts in table.pop("masks")])
-    table[LABEL_PREFIX + PNEUMOTHORAX] = present.astype("float64")
-    table["normal"] = (1.0 - table[LABEL_PREFIX + PNEUMOTHORAX]).where(present)
-    if headers:
-        tags = read_headers(root, table["image"].tolist())
-        table["patient"], table["view"] = tags["patient"], tags["view"]
-    options = {"images": images, "size": size, "headers": headers}
-    return make_manifest(table, root, {**about("siim", SIIM_NORMAL, **options), "mask": PNEUMOTHORAX})
-
-
-def _merged(texts: list[str], size: int, film: str, path: Path) -> str:
-    """The union of a film's masks as a cell of the column ``rle``; a film without pneumothorax has an empty mask."""
-    drawn = [text for text in texts if text not in _NOTHING]
-    if not drawn:
-        return encode_runs([], (size, size))
-    try:
-        return encode_rle(np.logical_or.reduce([decode_siim(text, size, size) for text in drawn]))
-    except UserError as error:
-        raise UserError(f"{path}, film {film}: {error}") from None

@@ -24,6 +24,7 @@ from afire.data.sources.disk import (
     read_source,
     strip_ending,
 )
+from afire.data.sources.readers import READERS_NORMAL, with_readers
 from afire.data.sources.table import (
     NO_FINDING,
     SUPPORT_DEVICES,
@@ -234,10 +235,12 @@ _BOX_FRAME = 1024.0  # boxes are in pixels of the published films, which are all
 _BOX_NAMES = {"Infiltrate": "Infiltration"}
 
 
-def build_nih(root: Path, *, images: str = "") -> Manifest:
+def build_nih(root: Path, *, images: str = "", readers: Path | None = None) -> Manifest:
     """NIH ChestX-ray14 (Wang et al. 2017): the films of ``root`` (or of its folder ``images``) with the official split,
     14 labels read from reports by a program, and the 984 boxes.
 
+    ``readers`` is a table of what radiologists said of some of the films (:mod:`afire.data.sources.readers`): their
+    findings stand beside the others, and whether a test film is normal is for them alone to say.
     The official lists are ``train_val_list.txt`` and ``test_list.txt``; they share no patient. The tables name films
     ``.png``; copies with another ending are found by name, in any subfolder.
     """
@@ -251,6 +254,8 @@ def build_nih(root: Path, *, images: str = "") -> Manifest:
     table = table.join(_labels(source["Finding Labels"], path))
     boxes = _boxes(root)
     table["boxes"] = [boxes.get(name, "") for name in names]
+    if readers is not None:
+        table = with_readers(table, names, readers)
     for name, column in (("orig_width", _WIDTH), ("orig_height", _HEIGHT)):
         table[META_PREFIX + name] = pd.to_numeric(source[column], errors="coerce").astype("float64")
     table[META_PREFIX + "age"] = ages(source["Patient Age"])
@@ -259,7 +264,9 @@ def build_nih(root: Path, *, images: str = "") -> Manifest:
     unlisted = int((table["split"] == "").sum())
     if unlisted:
         logger.warning("%s films are in neither official list: their split is empty", f"{unlisted:,}")
-    return make_manifest(table, root, about("nih", NIH_NORMAL, images=images, table=path.name))
+    normal = NIH_NORMAL if readers is None else READERS_NORMAL + NIH_NORMAL
+    options = {"images": images, "table": path.name, **({"readers": readers.name} if readers is not None else {})}
+    return make_manifest(table, root, about("nih", normal, **options))
 
 
 def _nih_splits(root: Path, names: pd.Series) -> pd.Series:

@@ -60,3 +60,28 @@ def test_a_flat_folder_has_no_classes(tmp_path: Path, touch) -> None:
 def test_patients(tmp_path: Path, touch) -> None:
     touch(tmp_path, "normal/p1_a.png", "tb/p1_b.png")
     assert build_classes(tmp_path, patient_pattern="/(p[0-9]+)_").table["patient"].tolist() == [hash_patient("p1")] * 2
+
+
+def test_masks_beside_the_films_of_a_class_are_no_films(
+    tmp_path: Path, touch, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(
+        tmp_path, "Normal/images/1.png", "Normal/masks/1.png", "Lung_Opacity/images/1.png", "Lung_Opacity/images/2.png"
+    )
+    touch(tmp_path, "Lung_Opacity/masks/1_mask.png", "Lung_Opacity/masks/9.png")
+    with caplog.at_level(logging.WARNING, "afire"):
+        manifest = build_classes(tmp_path)
+    masks = dict(zip(manifest.table["image"], manifest.table["mask"], strict=True))
+    assert masks == {
+        "Normal/images/1.png": "Normal/masks/1.png",
+        "Lung_Opacity/images/1.png": "Lung_Opacity/masks/1_mask.png",
+        "Lung_Opacity/images/2.png": "",
+    }
+    assert manifest.labels == ["Lung_Opacity"] and manifest.info["mask"] == "lungs", "they are not places of findings"
+    assert "1 masks, such as Lung_Opacity/masks/9.png, belong to no film" in caplog.text
+
+
+def test_masks_in_splits(tmp_path: Path, touch) -> None:
+    touch(tmp_path, "train/normal/images/1.png", "train/normal/masks/1.png", "test/tb/images/1.png")
+    table = build_classes(tmp_path).table.set_index("split")
+    assert table["mask"].to_dict() == {"train": "train/normal/masks/1.png", "test": ""}

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from afire.data.decode import read_mask
 from afire.data.rle import decode_rle, encode_siim
-from afire.data.sources.folders import build_siim
+from afire.data.sources.siim import build_siim
 from afire.errors import UserError
 
 UID = "1.2.276.0.7230010.3.1.4.8323329.{}.1517875201.850819"
@@ -99,3 +101,61 @@ def test_a_real_film_with_its_header(real_data: Path, tmp_path: Path) -> None:
     row = build_siim(tmp_path, headers=True).table.iloc[0]
     assert row["view"] == "PA" and row["label:Pneumothorax"] == 0
     assert len(row["patient"]) == 16 and row["patient"].isalnum() and not row["patient"].startswith("16d7f894")
+
+
+# The copy in PNG
+
+
+@pytest.fixture
+def png(tmp_path: Path) -> Path:
+    films = {"train": [("0_train_1_", 1), ("1_train_0_", 0), ("2_train_0_", 0)], "test": [("0_test_1_", 1)]}
+    for split, listed in films.items():
+        rows = "".join(f"{name}.png,1.2.{number},{sick}\n" for number, (name, sick) in enumerate(listed))
+        (tmp_path / f"stage_1_{split}_images.csv").write_text("new_filename,ImageId,has_pneumo\n" + rows)
+        for name, sick in listed:
+            for folder, pixels in (("png_images", blob(0, 0)), ("png_masks", blob(2, 3) & bool(sick))):
+                (tmp_path / folder).mkdir(exist_ok=True)
+                Image.fromarray(pixels.astype(np.uint8) * 255).save(tmp_path / folder / f"{name}.png")
+    return tmp_path
+
+
+def test_the_copy_in_png_has_a_test_list_and_masks(png: Path) -> None:
+    manifest = build_siim(png)
+    table = manifest.table.set_index(manifest.table["image"].map(lambda image: Path(image).stem))
+    assert table["split"].to_dict() == {
+        **dict.fromkeys(["0_train_1_", "1_train_0_", "2_train_0_"], "train"),
+        "0_test_1_": "test",
+    }
+    assert (
+        table["image"].str.startswith("png_images/").all() and table["mask"]["0_test_1_"] == "png_masks/0_test_1_.png"
+    )
+    assert table["label:Pneumothorax"].to_dict()["0_train_1_"] == 1 and table["normal"]["0_test_1_"] == 0
+    assert math.isnan(table["normal"]["1_train_0_"]) and manifest.info["mask"] == "Pneumothorax"
+    assert np.array_equal(read_mask(png / table["mask"]["0_train_1_"]), blob(2, 3))
+
+
+def test_detectors_may_call_films_without_pneumothorax_normal(png: Path, siim: Path) -> None:
+    manifest = build_siim(png, no_label_is_normal=True)
+    assert (
+        manifest.table["normal"].tolist().count(1) == 2 and "other diseases are not labelled" in manifest.info["normal"]
+    )
+    # Both layouts in one folder: the table that is named counts.
+    published = build_siim(
+        siim, csv=siim / "train-rle.csv", size=16, images="dicom-images-train", no_label_is_normal=True
+    )
+    assert sorted(published.table["normal"]) == [0, 0, 1] and published.info["options"]["no_label_is_normal"]
+
+
+def test_lists_in_png_that_are_wrong(png: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (png / "png_masks" / "0_train_1_.png").unlink()
+    with caplog.at_level(logging.WARNING, "afire"):
+        build_siim(png)
+    assert "1 films with a pneumothorax have no mask" in caplog.text
+    train = png / "stage_1_train_images.csv"
+    for text, message in (("0_train_1_.png,1.2,yes\n", "'yes' in has_pneumo"), ("0_test_1_.png,1.2,1\n", "twice")):
+        train.write_text("new_filename,ImageId,has_pneumo\n" + text)
+        with pytest.raises(UserError, match=message):
+            build_siim(png)
+    train.unlink()
+    with pytest.raises(UserError, match=r"looked for stage_1_train_images\.csv"):
+        build_siim(png)
