@@ -61,6 +61,12 @@ def baselines(
         list[str] | None,
         typer.Option("--with", help="A setting of one method: mae.options.mask_ratio=0.6.", metavar="METHOD.KEY=VALUE"),
     ] = None,
+    in_turn: Annotated[
+        bool,
+        typer.Option(
+            "--in-turn", help="Finish one method with its tasks before the next: for a study of several sittings."
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Commands side by side, each on one core.")] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
     device: Device = "auto",
@@ -72,7 +78,7 @@ def baselines(
     Example: [cyan]afire baselines --data packs/nih --methods afire,mae,genesis --budget 100 --out baselines[/cyan]
 
     --set training.batch_size=32 goes to all pre-trainings that read it; finetune., segment. and detect. before a key
-    name another command. Test films are looked at after everything is trained.
+    name another command. Test films are looked at after everything is trained, or, --in-turn, after each method.
     """
     from afire.cli.options import parse_fractions, parse_seeds
     from afire.cli.studies import end, show_steps, sorted_settings
@@ -103,6 +109,7 @@ def baselines(
         settings=settings,
         own=settings_by_method(own or (), names),
         start=init,
+        in_turn=in_turn,
     )
     machine = ("--device", device)
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}

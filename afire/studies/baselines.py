@@ -10,6 +10,9 @@ OUT/search/...                        the search (:mod:`afire.studies.baselines_
 OUT/LENGTH/METHOD/seed-N              pre-trainings; LENGTH is flops or epochs
 OUT/LENGTH/METHOD/TASK                results over all seeds
 OUT/beside/NAME/TASK                  rows that need no pre-training: random weights, trivial ones
+
+Weights are needed until the tasks of their method are done; after that the study goes on from its records
+(docs/baselines.md says which files), so that it may take longer than one sitting on machines that keep nothing large.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from afire.errors import UserError
 from afire.methods import METHODS, make_method, method_type, unread
 from afire.methods.base import count_parameters
 from afire.studies.recorded import PlannedStep
+from afire.tasks.results import RESULT
 from afire.training.batches import labelled_training_rows, normal_training_rows
-from afire.training.run_folder import CONFIG
+from afire.training.run_folder import CHECKPOINTS, CONFIG
 from afire.weights import RANDOM
 from afire.weights.open import SEED
 
@@ -90,6 +94,12 @@ class Baselines:
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by a search, by method
     start: str | None = None  # weights of the rows that somebody else trained
+    in_turn: bool = False  # a method's tasks before the next method's pre-training
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """What steps take from outside: other films or another split make another study."""
+        return tuple(path for path in (self.films.data, self.films.split) if path is not None)
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
@@ -202,23 +212,29 @@ def pretrain_name(length: Length, method: str, seed: int) -> str:
 def plan_steps(
     study: Baselines, trainings: Mapping[tuple[By, str], Training], machine: Sequence[str] = ()
 ) -> list[PlannedStep]:
-    """Pre-trainings seed by seed through all methods, so that a study stopped early has all rows; then tasks."""
-    return [
-        *(
+    """Pre-trainings seed by seed through all methods, so that a study stopped early has all rows; then tasks.
+
+    In turn: everything of one method, then everything of the next, so that a study stopped early has whole rows.
+    """
+    groups = [[method] for method in study.methods] if study.in_turn else [list(study.methods)]
+    steps: list[PlannedStep] = []
+    for methods in groups:
+        steps += (
             _pretrain_step(study, length, method, seed, trainings[length.by, method], machine)
             for seed in study.seeds
             for length in study.lengths
-            for method in study.methods
-        ),
-        *(step for name in beside(study) for step in _beside_steps(study, name, machine)),
-        *(
+            for method in methods
+        )
+        if methods is groups[0]:
+            steps += (step for name in beside(study) for step in _beside_steps(study, name, machine))
+        steps += (
             step
             for length in study.lengths
-            for method in study.methods
+            for method in methods
             for task in study.tasks
             for step in _task_steps(study, length, method, task, machine)
-        ),
-    ]
+        )
+    return steps
 
 
 def beside(study: Baselines) -> list[str]:
@@ -239,6 +255,8 @@ def pretrain_step(
     start: str | None = None,
 ) -> PlannedStep:
     """One pre-training; begun again it resumes."""
+    given = (films.data, split, Path(start) if start is not None else None)
+    inputs = tuple(path for path in given if path is not None and path.exists())
     command = [
         *("pretrain", "--method", method, "--data", str(films.data), "--out", str(out), "--seed", str(seed)),
         *("--preset", preset),
@@ -252,7 +270,8 @@ def pretrain_step(
         tuple(command),
         resume=("--resume",),
         resume_when=out / CONFIG,
-        inputs=(films.data,),
+        makes=out / CHECKPOINTS,
+        inputs=inputs,
         machine=tuple(machine),
     )
 
@@ -295,7 +314,8 @@ def _learning_step(
     machine: Sequence[str],
     needs: tuple[str, ...],
 ) -> PlannedStep:
-    """A probe, a fine-tuning or a segmentation over all seeds. A probe is cheap and made anew: seeds may be added."""
+    """A probe, a fine-tuning or a segmentation over all seeds. Seeds may be added: a probe is cheap and made anew,
+    the others go on with the seeds they have."""
     films, probing = study.films, task in (PROBE, KNN)
     command = [
         *("probe" if probing else task, "--weights", weights, "--data", str(films.data), "--out", str(out)),
@@ -308,11 +328,17 @@ def _learning_step(
         *(("--overlays", "0") if task == SEGMENT else ()),
         *(word for setting in study.settings.get(task, ()) for word in ("--set", setting)),
         *(word for setting in (_of_networks(study) if weights == RANDOM else ()) for word in ("--set", setting)),
-        *(("--force",) if probing else ()),
-        "--quiet",
+        *("--force" if probing else "--resume", "--quiet"),
     ]
-    resume = () if probing else ("--resume",)
-    return PlannedStep(name, tuple(command), needs, resume, inputs=(films.data,), machine=tuple(machine))
+    several = task == PROBE and len(study.fractions) > 1
+    makes = out / (f"{study.fractions[0]:g}pct" if several else "") / RESULT
+    name += _seeds(study)
+    return PlannedStep(name, tuple(command), needs, makes=makes, inputs=study.inputs, machine=tuple(machine))
+
+
+def _seeds(study: Baselines) -> str:
+    """Behind the name of a step over all seeds: with another seed it is another step."""
+    return "".join(f"-{seed}" for seed in study.seeds)
 
 
 def _of_networks(study: Baselines) -> list[str]:
@@ -345,10 +371,13 @@ def _detection_steps(
             tuple(need for need in needs if need.endswith(f"-{seed}")),
             ("--resume",),
             complete=model / SETTINGS,
-            inputs=(films.data,),
+            makes=model / SETTINGS,
+            inputs=study.inputs,
             machine=tuple(machine),
         )
     chosen = [word for model in models.values() for word in ("--model", str(model))]
     command = ["detect", "eval", *chosen, *shared, "--name", row, "--out", str(folder / task), "--force", "--quiet"]
     of_fits = tuple(f"{name}-{seed}" for seed in models)
-    yield PlannedStep(name, tuple(command), of_fits, inputs=(films.data,), machine=tuple(machine))
+    makes = folder / task / RESULT
+    name += f"-eval{_seeds(study)}"
+    yield PlannedStep(name, tuple(command), of_fits, makes=makes, inputs=study.inputs, machine=tuple(machine))

@@ -118,7 +118,10 @@ def _trial_steps(study: Baselines, length: Length, choice: Choice, machine: Sequ
         *("--labels", study.labels, "--seeds", str(seed), "--name", f"{choice.method} {choice.name}", "--no-cache"),
         *("--out", str(folder / PROBE), "--force", "--quiet"),
     ]
-    yield PlannedStep(f"{name}-probe", tuple(command), (name,), inputs=(films.data,), machine=tuple(machine))
+    makes = folder / PROBE / RESULT
+    yield PlannedStep(
+        f"{name}-probe", tuple(command), (name,), makes=makes, inputs=study.inputs, machine=tuple(machine)
+    )
 
 
 def _folder(study: Baselines, choice: Choice) -> Path:

@@ -228,6 +228,7 @@ def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, m
         tuple(words),
         resume=("--resume",),
         complete=folder / SETTINGS,
+        makes=folder / SETTINGS,
         inputs=(films.data,),
         machine=tuple(machine),
     )
@@ -249,6 +250,7 @@ def _evaluation_steps(bench: Bench, films: BenchSet, method: str, machine: Seque
             f"{films.name}-{method}-{kind}{seeds}",
             tuple(words),
             needs=tuple(fit_name(films, method, seed) for seed in bench.seeds),
+            makes=bench.out / films.name / method / kind / RESULT,
             inputs=(films.data,),
             machine=tuple(machine),
         )
