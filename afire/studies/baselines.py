@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from afire.config import Config, load_config
 from afire.data.pack import open_films
@@ -60,7 +60,8 @@ class Length:
 
     @property
     def words(self) -> str:
-        return f"{self.amount:g} TFLOP each" if self.by == "flops" else f"{self.amount:g} epochs each"
+        unit = "TFLOP" if self.by == "flops" else "epoch" if self.amount == 1 else "epochs"
+        return f"{self.amount:g} {unit} each"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Baselines:
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by a search, by method
     start: str | None = None  # weights of the rows that somebody else trained
+    start_all: bool = False  # and of all others, which train on from them
+    said: Mapping[str, Any] = field(default_factory=dict)  # what the weights say of their architecture
     in_turn: bool = False  # a method's tasks before the next method's pre-training
 
     @property
@@ -173,6 +176,7 @@ def plan_training(study: Baselines, method: str, length: Length, more: Sequence[
     words = [*method_words(study, method), *study.chosen.get(method, ()), *more]
     config = method_config(study, method, words)
     model = make_method(config)
+    model.hold_blocks()  # which are not trained, and not counted
     if not model.trains:
         return Training(0, 0, 0.0, 0, tuple(words))
     films = study.films.labelled if model.learns_from_labels else study.films.normals
@@ -197,7 +201,13 @@ def method_words(study: Baselines, method: str) -> list[str]:
 
 def method_config(study: Baselines, method: str, words: Sequence[str]) -> Config:
     """The settings of a pre-training."""
-    return load_config(study.preset, None, [f"method={method}", *words])
+    said = study.said if starts(study, method) else {}
+    return load_config(study.preset, None, [f"method={method}", *words], said)
+
+
+def starts(study: Baselines, method: str) -> bool:
+    """Whether a method's pre-training begins with the weights of the study, and not at random."""
+    return study.start is not None and (study.start_all or not method_type(method).trains)
 
 
 def folder_of(study: Baselines, length: Length, method: str) -> Path:
@@ -280,7 +290,7 @@ def _pretrain_step(
     study: Baselines, length: Length, method: str, seed: int, training: Training, machine: Sequence[str]
 ) -> PlannedStep:
     name, out = pretrain_name(length, method, seed), folder_of(study, length, method) / f"seed-{seed}"
-    films, start = study.films, None if method_type(method).trains else study.start
+    films, start = study.films, study.start if starts(study, method) else None
     return pretrain_step(name, films, out, method, seed, study.preset, training.words, machine, films.split, start)
 
 
@@ -342,8 +352,15 @@ def _seeds(study: Baselines) -> str:
 
 
 def _of_networks(study: Baselines) -> list[str]:
-    """Of the shared settings, those of the trunk, for random weights."""
-    return [word for word in study.settings.get("pretrain", ()) if word.split(".")[0] in ("image", "encoder")]
+    """Of the shared settings, those of the trunk, for random weights; where all start from weights, of their trunk."""
+    said = [
+        f"{group}.{name}={'null' if value is None else value}"
+        for group, values in (study.said if study.start_all else {}).items()
+        for name, value in values.items()
+        if (group, name) != ("image", "size")
+    ]
+    given = [word for word in study.settings.get("pretrain", ()) if word.split(".")[0] in ("image", "encoder")]
+    return [*said, *given]
 
 
 def _detection_steps(

@@ -40,6 +40,7 @@ from afire.training.run_folder import CHECKPOINTS, SUMMARY
 from afire.training.run_folder import environment as run_environment
 
 REFERENCE = "afire"
+START = "imagenet"  # the start itself, where all methods begin with the same weights
 FEW_SEEDS = 3
 IN_PAPER = {
     "afire": "AFiRe",
@@ -141,7 +142,8 @@ def _table(study: Baselines, length: Length, trainings: Mapping[tuple[By, str], 
     done = [method for method in study.methods if found[method]]
     if not done:
         return None
-    reference = REFERENCE if REFERENCE in done else done[0]
+    preferred = START if study.start_all else REFERENCE
+    reference = preferred if preferred in done else done[0]
     compared = _compared(study, {**folders, **others}, found, reference, measures)
     rows = [
         _row(study, length, method, found[method], compared.get(method, {}), trainings[length.by, method])
@@ -350,6 +352,7 @@ def facts(study: Baselines) -> dict[str, str]:
         "labels": study.labels,
         "length": " and ".join(length.words for length in study.lengths),
         "seeds": ", ".join(map(str, study.seeds)),
+        **({"start": f"all methods from {Path(study.start).name}"} if study.start and study.start_all else {}),
         "settings": f"preset {study.preset}; {own or 'defaults'}",
         "chosen by the search": chosen or "no search",
         "machine": f"{environment['system']}, {environment['cores']} cores, torch {environment['packages']['torch']}",
