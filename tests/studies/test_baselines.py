@@ -19,6 +19,7 @@ from afire.studies.baselines import (
     TASKS,
     Baselines,
     Length,
+    method_config,
     open_study_set,
     parse_names,
     plan_steps,
@@ -155,6 +156,41 @@ def test_another_split_is_another_study(study: Baselines, tmp_path: Path) -> Non
     (tmp_path / "moved.json").write_text("{ }")
     after = step_hashes(plan_steps(moved, trainings), study.out)  # type: ignore[arg-type]
     assert not set(before.values()) & set(after.values())
+
+
+def test_all_methods_start_from_one_file(study: Baselines, packed: Path, tmp_path: Path) -> None:
+    said = {"encoder": {"size": None, "width": 24, "depth": 2, "heads": 2}, "image": {"size": 64, "channels": 3}}
+    plain = [word for word in SMALL if not word.startswith("encoder.")]
+    start = tmp_path / "vit.safetensors"
+    start.write_bytes(b"weights")
+    study = replace(
+        study,
+        methods=["imagenet", "mae"],
+        lengths=study.lengths[1:],
+        settings={"pretrain": plain},
+        start=str(start),
+        start_all=True,
+        said=said,
+    )
+    frozen = replace(study, settings={"pretrain": [*plain, "training.frozen_blocks=1"]})
+    free, held = (plan_training(each, "mae", study.lengths[0]) for each in (study, frozen))
+    assert held.parameters < free.parameters and held.flops < free.flops, "what is frozen costs no backward"
+    assert method_config(study, "mae", free.words).encoder.width == 24
+    assert method_config(replace(study, start_all=False), "mae", free.words).encoder.width != 24
+    trainings = {("epochs", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
+    steps = {step.name: step for step in plan_steps(study, trainings)}  # type: ignore[arg-type]
+    assert f"--init {start}" in steps["epochs-mae-0"].command and start in steps["epochs-mae-0"].inputs
+    random = steps["beside-random-probe-0-1"].command
+    assert "--set encoder.width=24" in random and "--set encoder.size=null" in random and "image.size=64" not in random
+    alone = {step.name: step for step in plan_steps(replace(study, start_all=False), trainings)}  # type: ignore[arg-type]
+    assert "--init" in alone["epochs-imagenet-0"].words and "--init" not in alone["epochs-mae-0"].words
+    study = replace(study, fractions=[50, 100])
+    for method in study.methods:
+        for percent in study.fractions:
+            out = study.out / "epochs" / method / "probe" / f"{percent:g}pct"
+            write_scored(out, PackedFilms(packed), 1.0, [0, 1], percent / 100)
+    [table] = collect(study, trainings)  # type: ignore[arg-type]
+    assert table.reference == "imagenet" and facts(study)["start"] == "all methods from vit.safetensors"
 
 
 def test_a_search_is_equal_and_sees_no_test_film(study: Baselines, packed: Path) -> None:
