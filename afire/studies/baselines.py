@@ -35,6 +35,7 @@ from afire.tasks.results import RESULT
 from afire.training.batches import labelled_training_rows, normal_training_rows
 from afire.training.run_folder import CHECKPOINTS, CONFIG
 from afire.weights import RANDOM
+from afire.weights.lite0 import LITE0, lite0_file
 from afire.weights.open import SEED
 
 By = Literal["flops", "epochs"]
@@ -47,7 +48,12 @@ DETECTING = {
     # The Gaussian of every place's tokens, of the networks as they were exported.
     GAUSSIAN: ("--method", "afire", "--set", "score=gaussian", "--set", "adapt.epochs=0"),
 }
-BESIDE = {RANDOM: "random weights", "area": "original area only", "sharpness": "sharpness only"}
+BESIDE = {
+    RANDOM: "random weights",
+    LITE0: "EfficientNet-Lite0, ImageNet",
+    "area": "original area only",
+    "sharpness": "sharpness only",
+}
 """Rows that need no pre-training, as `afire probe --weights` takes them, and what tables call them."""
 
 
@@ -249,7 +255,8 @@ def plan_steps(
 
 def beside(study: Baselines) -> list[str]:
     """Rows without a pre-training that the films allow."""
-    return [name for name in BESIDE if name != "area" or study.films.areas]
+    needs = {"area": study.films.areas, LITE0: lite0_file() is not None}
+    return [name for name in BESIDE if needs.get(name, True)]
 
 
 def pretrain_step(
@@ -307,9 +314,9 @@ def _task_steps(
 
 
 def _beside_steps(study: Baselines, name: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
-    """The probes of a row without a pre-training; random weights are probed by both kinds."""
+    """The probes of a row without a pre-training; networks are probed by both kinds."""
     for task in study.tasks:
-        if task == PROBE or (task == KNN and name == RANDOM):
+        if task == PROBE or (task == KNN and name in (RANDOM, LITE0)):
             folder = study.out / "beside" / name / task
             yield _learning_step(study, f"beside-{name}-{task}", folder, task, name, BESIDE[name], machine, ())
 
