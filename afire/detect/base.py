@@ -212,6 +212,11 @@ class AnomalyDetector(nn.Module, ABC):
         return 0.0
 
     @classmethod
+    def begins_with(cls, task: FitTask) -> str | None:
+        """The detector whose weights it begins with, where that is a setting of its own; mostly none."""
+        return None
+
+    @classmethod
     def remarks(cls, task: FitTask) -> Iterator[str]:
         """What a user must know about a fit of this kind from these weights; mostly nothing."""
         yield from ()

@@ -53,6 +53,7 @@ from afire.training.batches import normal_training_rows
 from afire.training.pretrain import Start, pretrain
 from afire.training.run_folder import environment, newest_checkpoint
 from afire.weights import RANDOM, Weights, open_weights, said_by, start_from
+from afire.weights.hub import local_path
 
 
 def paper_procedure(config: Config) -> dict[str, Any]:
@@ -395,7 +396,7 @@ def _seen_before(task: FitTask, subsets: Subsets) -> Iterator[str]:
     """A held-out film that pre-training has seen is not held out: its scores are too low, false alarms too frequent."""
     if _is_from_nothing(task):
         return
-    seen = seen_by_weights(task.run or task.init, task.films, subsets.held_out)
+    seen = seen_by_weights(_behind(task), task.films, subsets.held_out)
     if seen.answer == "seen":
         yield (
             f"{seen.seen:,} of {seen.films:,} held-out normals were seen in pre-training, so false alarms will be more "
@@ -412,12 +413,18 @@ def _remember(task: FitTask, subsets: Subsets) -> None:
     """One-way keys of the films that made the detector, so that a test can tell which ones it knows."""
     remember_films(task.out, task.films, np.concatenate([subsets.fit, subsets.held_out]))
     if not _is_from_nothing(task):
-        remember_behind(task.out, task.run or task.init)
+        remember_behind(task.out, _behind(task))
 
 
 def _is_from_nothing(task: FitTask) -> bool:
     """Whether the networks start from random weights, which have seen no film."""
-    return task.pretrained is None and task.init is None
+    return _behind(task) is None and task.pretrained is None
+
+
+def _behind(task: FitTask) -> str | Path | None:
+    """Where the weights lie that it starts from, and the record of the films that they have seen."""
+    first = DETECTORS[task.method].begins_with(task)
+    return task.run or task.init or (local_path(first) if first is not None else None)
 
 
 def _origin(task: FitTask, subsets: Subsets, notes: list[str]) -> dict[str, Any]:
@@ -437,4 +444,5 @@ def _weights_name(task: FitTask) -> dict[str, str]:
     given = task.pretrained
     if given is not None:
         return {"name": given.name, "hash": given.method_hash if given.holds_method else given.hash}
-    return {"name": "random" if task.init is None else Path(task.init).name}
+    behind = _behind(task)
+    return {"name": "random" if behind is None else Path(behind).name}

@@ -326,11 +326,15 @@ class Taught(LearnedDetector):
             yield DRAWN_NORMALS
 
     @classmethod
+    def begins_with(cls, task: FitTask) -> str | None:
+        assert isinstance(task.settings, FinderConfig)
+        start = task.settings.taught.start
+        return None if start == "nothing" else start
+
+    @classmethod
     def first_weights(cls, task: FitTask) -> Start | None:
-        settings = task.settings
-        assert isinstance(settings, FinderConfig)
-        name = settings.taught.start
-        if name == "nothing":
+        name = cls.begins_with(task)
+        if name is None:
             return None
         folder = detector_folder(name)
         if read_description(folder).get("method") != cls.method:
