@@ -123,14 +123,15 @@ class Model:
         results = [self.detector.score(batch) for batch in _batches(tensor)]
         score = np.concatenate([result.score for result in results])
         restored = [result.restored for result in results if result.restored is not None]
+        objections, warnings = self.detector.domain.verdicts(tensor)
         return Detection(
             score=score,
             p_value=self.detector.calibration.p_values(score),
             alarm=score >= self.detector.threshold,
             heatmap=np.concatenate([result.heat for result in results]),
             restored=np.concatenate(restored) if restored else None,
-            objections=self.detector.domain.objections(tensor),
-            warnings=self.detector.domain.warnings(tensor),
+            objections=objections,
+            warnings=warnings,
         )
 
     def _check_encoder(self) -> None:

@@ -224,6 +224,12 @@ class TrainingConfig(Section):
     teacher_momentum: float = Field(0.99, ge=0, le=1, description="EMA lambda at the start; rises to 1 on a cosine")
     clip: float = Field(3.0, ge=0, description="gradient norm limit, 0 = none")
     freeze_last_layer_epochs: int = Field(1, ge=0, description="epochs in which the head's last layer stays fixed")
+    layer_decay: float = Field(
+        1.0, gt=0, le=1, description="factor on the rate from each layer of the encoder to the one before; for --init"
+    )
+    frozen_blocks: int = Field(
+        0, ge=0, description="first blocks of the encoder that keep their weights, with what precedes them; for --init"
+    )
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's memory of gradients")
     beta2: float = Field(0.999, gt=0, lt=1, description="AdamW's memory of squared gradients")
     accumulate: int = Field(

@@ -75,7 +75,7 @@ def by_whole_film(films: Tensor) -> Tensor:
     at = torch.arange(size) + 0.5
     mask = torch.zeros_like(films)
     for slot in range(CONFIG.count_max):
-        one = every.where(slice(slot, None, CONFIG.count_max))
+        one = every.where(torch.arange(slot, len(every), CONFIG.count_max))
         u = (at - one.left[:, None]) * (2 / one.width[:, None]) - 1
         v = (at - one.top[:, None]) * (2 / one.height[:, None]) - 1
         inside = (u.abs() < 1)[:, None, :] & (v.abs() < 1)[:, :, None] & (slot < count)[:, None, None]

@@ -5,15 +5,16 @@ python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [-
 Needs Debian's orthanc, orthanc-dicomweb and dcmtk. `storescu` sends the films in several associations; the service
 writes, syncs and acknowledges them, scores them, and stores a capture and a report of each in an Orthanc by DICOMweb.
 The clock runs from the first film sent to the last result acknowledged. All of it is on one machine, so senders and
-Orthanc take their share of its cores from the service; the CPU time of the service's own process, beside that of the
-run, tells what it costs without them. The run reads the same files from a folder, with and without writing the same
-objects. The detector is that of benchmarks/detect.py; spool and results are on the disk of the temporary folder.
+Orthanc take their share of its cores from the service: the CPU time of each is reported, and beside the ratio of
+films/s that of CPU time, the run's to the service's own, which is what it could reach with the others elsewhere. The
+run reads the same files from a folder, with and without writing the same objects. The detector is that of
+benchmarks/detect.py; spool and results are on the disk of the temporary folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
@@ -41,10 +43,11 @@ from afire.pacs.objects import Kind, ObjectMaker, ObjectWriter
 from afire.pacs.receive import ReceiveSettings
 from afire.pacs.secrecy import Credentials
 from afire.pacs.service import Service, ServiceSettings
+from afire.pacs.spool import Observe
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.pacs.orthanc import PROGRAM, Orthanc, web_plugin
+from tests.pacs.orthanc import PROGRAM, Orthanc, storescu, web_plugin
 
 GOAL = 0.70
 KINDS: tuple[Kind, ...] = ("sc", "sr")
@@ -86,8 +89,8 @@ def one_run(detector: MapDetector, films: Path, place: Path, with_objects: bool)
     run_detector(RunTask(detector, "0" * 64, films, out, draw, batch=BATCH))
 
 
-def one_service(detector: MapDetector, films: Path, place: Path, orthanc: Orthanc, count: int, number: int) -> None:
-    """From the first film sent to the last result acknowledged; every time another model, so that all ids are new."""
+def open_service(detector: MapDetector, place: Path, orthanc: Orthanc, number: int, observe: Observe) -> Service:
+    """Every time another model, so that all ids are new."""
     receive = ReceiveSettings("AFIRE", "127.0.0.1", 0, [parse_caller("SENDER@127.0.0.1")], min_free=0)
     settings = ServiceSettings(
         spool=Path(tempfile.mkdtemp(dir=place)) / "spool",
@@ -96,17 +99,49 @@ def one_service(detector: MapDetector, films: Path, place: Path, orthanc: Orthan
         credentials=Credentials(),
         kinds=KINDS,
     )
-    service = Service(settings, detector, sha256_text(str(number)))
+    return Service(settings, detector, sha256_text(str(number)), observe)
+
+
+def one_service(
+    detector: MapDetector, films: Path, place: Path, orthanc: Orthanc, count: int, number: int
+) -> dict[str, float]:
+    """Seconds from the first film sent to the last result acknowledged, and those of each process's CPU."""
+    finished, failed = Semaphore(0), Event()
+
+    def observe(event: str, film: str, *, reason: str = "", kind: str = "") -> None:
+        if event in ("failed", "refused"):
+            failed.set()
+        if event in ("done", "failed", "refused"):
+            finished.release()
+
+    service = open_service(detector, place, orthanc, number, observe)
     service.start()
-    words = ["storescu", "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
-    senders = [subprocess.Popen([*words, str(folder)]) for folder in sorted(films.iterdir())]
-    if any(sender.wait() for sender in senders):
-        raise SystemExit("a sender failed")
-    while (events := service.look().events).get("done", 0) < count:
-        if events.get("failed") or events.get("refused"):
-            raise SystemExit("a film failed")
-        time.sleep(0.02)
-    service.stop(0)
+    try:
+        before = [time.perf_counter(), *_cpu(orthanc)]
+        words = [str(storescu()), "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
+        senders = [subprocess.Popen([*words, str(folder)]) for folder in sorted(films.iterdir())]
+        if any(sender.wait() for sender in senders):
+            raise SystemExit("a sender failed")
+        for _ in range(count):
+            finished.acquire()
+        after = [time.perf_counter(), *_cpu(orthanc)]
+    finally:
+        service.stop(0)
+    if failed.is_set():
+        raise SystemExit("a film failed")
+    return dict(zip(("wall", "own", "Orthanc", "senders"), np.subtract(after, before).tolist(), strict=True))
+
+
+def _cpu(orthanc: Orthanc) -> tuple[float, float, float]:
+    """Seconds of this process, of Orthanc, and of the senders that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time(), orthanc.cpu_seconds(), ended.ru_utime + ended.ru_stime
+
+
+def timed_run(detector: MapDetector, films: Path, place: Path, with_objects: bool) -> dict[str, float]:
+    wall, own = time.perf_counter(), time.process_time()
+    one_run(detector, films, place, with_objects)
+    return {"wall": time.perf_counter() - wall, "own": time.process_time() - own}
 
 
 def run(network: str, count: int, side: int, senders: int, repetitions: int) -> dict[str, Any]:
@@ -118,39 +153,39 @@ def run(network: str, count: int, side: int, senders: int, repetitions: int) -> 
         detector = random_detector(preset, size, images)
         orthanc = Orthanc(place / "orthanc").start()
         numbers = iter(range(1000))
-        ways: dict[str, Callable[[], None]] = {
-            "detect run": lambda: one_run(detector, place / "films", place, with_objects=False),
-            "detect run --dicom-out sc,sr": lambda: one_run(detector, place / "films", place, with_objects=True),
+        ways: dict[str, Callable[[], dict[str, float]]] = {
+            "detect run": lambda: timed_run(detector, place / "films", place, with_objects=False),
+            "detect run --dicom-out sc,sr": lambda: timed_run(detector, place / "films", place, with_objects=True),
             "serve": lambda: one_service(detector, place / "films", place, orthanc, count, next(numbers)),
         }
         try:
-            times = measured(ways, repetitions)
+            seconds = measured(ways, repetitions)
         finally:
             orthanc.stop()
-    films_per_second = {name: count / median(wall) for name, (wall, _) in times.items()}
+    films_per_second = {name: count / times["wall"] for name, times in seconds.items()}
     ratio = films_per_second["serve"] / films_per_second["detect run"]
     return {
         "network": network,
         "films": count,
         "side": side,
         **{f"{name}, films/s": round(value, 2) for name, value in films_per_second.items()},
-        **{f"{name}, CPU ms/film": round(1000 * median(cpu) / count, 1) for name, (_, cpu) in times.items()},
+        **{f"{name}, CPU ms/film": round(1000 * times["own"] / count, 1) for name, times in seconds.items()},
+        **{f"{who}, CPU ms/film": round(1000 * seconds["serve"][who] / count, 1) for who in ("Orthanc", "senders")},
         "serve / detect run": round(ratio, 3),
+        "serve / detect run, by their own CPU": round(seconds["detect run"]["own"] / seconds["serve"]["own"], 3),
         "goal": f"at least {GOAL:g}: {'met' if ratio >= GOAL else 'missed'}",
     }
 
 
-def measured(ways: dict[str, Callable[[], None]], repetitions: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds of the wall and of this process, in alternation, after one turn of each that does not count."""
-    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+def measured(ways: dict[str, Callable[[], dict[str, float]]], repetitions: int) -> dict[str, dict[str, float]]:
+    """Medians of what each way took, in alternation, after one turn of each that does not count."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for repetition in range(repetitions + 1):
         for name, work in ways.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            work()
+            seconds = work()
             if repetition:
-                times[name][0].append(time.perf_counter() - wall)
-                times[name][1].append(time.process_time() - cpu)
-    return times
+                found[name].append(seconds)
+    return {name: {key: median(one[key] for one in turns) for key in turns[0]} for name, turns in found.items()}
 
 
 def main() -> None:
@@ -162,7 +197,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if PROGRAM is None or web_plugin() is None or shutil.which("storescu") is None:
+    if PROGRAM is None or web_plugin() is None or storescu() is None:
         raise SystemExit("this needs orthanc, orthanc-dicomweb and dcmtk (storescu)")
     found = run(options.network, options.films, options.side, options.senders, options.repetitions)
     report({"machine": machine(), **found}, options.json)

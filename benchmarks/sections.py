@@ -69,7 +69,8 @@ SECTIONS = (
         "memory. Then, with `torch.distributed.run` and gloo, two processes of one thread against one. The batch "
         "per process and the number of steps stay the same, so two processes see twice as many films. Two independent "
         "bare steps at once show the limit of the machine. Three alternating rounds, the fastest of each, because "
-        "this machine slows down for minutes at a time.",
+        "this machine slows down for minutes at a time. What is compared with (the bare step, one process) is measured "
+        "on either side of it, and both together are one value.",
     ),
     Section(
         "throughput",
@@ -88,7 +89,8 @@ SECTIONS = (
         "A detector with random weights whose score needs every network. Bare: teacher, student, head and decoder on "
         "images in memory. Run: JPEG files are listed, decoded, resized, checked, scored and recorded; with pictures, "
         "each film's pictures are written as well. Files are in memory (/dev/shm) if there is space. Wall-clock time, "
-        "medians of the ratios of five rounds, three with ViT-B. Files are of 256 px, and for `small` of 512 px too.",
+        "medians of the ratios of five rounds, two with ViT-B. Files are of 256 px, and but for ViT-B of 512 px too. "
+        "The detector that comes with afire is measured as it is; bare is its one network.",
     ),
     Section(
         "startup",

@@ -48,6 +48,10 @@ def baselines(
     init: Annotated[
         str | None, typer.Option("--init", help="Weights of the row imagenet: a file or a run, as of `afire pretrain`.")
     ] = None,
+    init_all: Annotated[
+        bool,
+        typer.Option("--init-all", help="All methods start from --init; differences are then to the row imagenet."),
+    ] = False,
     search: Annotated[
         bool,
         typer.Option("--search", help="First try 3 learning rates x 2 values of an own setting, on development films."),
@@ -61,6 +65,12 @@ def baselines(
         list[str] | None,
         typer.Option("--with", help="A setting of one method: mae.options.mask_ratio=0.6.", metavar="METHOD.KEY=VALUE"),
     ] = None,
+    in_turn: Annotated[
+        bool,
+        typer.Option(
+            "--in-turn", help="Finish one method with its tasks before the next: for a study of several sittings."
+        ),
+    ] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Commands side by side, each on one core.")] = 1,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
     device: Device = "auto",
@@ -72,16 +82,20 @@ def baselines(
     Example: [cyan]afire baselines --data packs/nih --methods afire,mae,genesis --budget 100 --out baselines[/cyan]
 
     --set training.batch_size=32 goes to all pre-trainings that read it; finetune., segment. and detect. before a key
-    name another command. Test films are looked at after everything is trained.
+    name another command. Test films are looked at after everything is trained, or, --in-turn, after each method.
     """
     from afire.cli.options import parse_fractions, parse_seeds
     from afire.cli.studies import end, show_steps, sorted_settings
+    from afire.errors import UserError
     from afire.files import folder_lock
     from afire.studies import baselines as study
     from afire.studies.detect_bench import settings_by_method
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.steps import log_steps
+    from afire.weights import said_by
 
+    if init_all and init is None:
+        raise UserError("--init-all: say which weights all methods start from with --init FILE.")
     names, without_weights = study.possible_methods(methods, init)
     lengths = [study.Length("flops", budget if budget is not None else 100.0)] if budget or not epochs else []
     lengths += [study.Length("epochs", epochs)] if epochs else []
@@ -103,6 +117,9 @@ def baselines(
         settings=settings,
         own=settings_by_method(own or (), names),
         start=init,
+        start_all=init_all,
+        said=said_by(init, data, preset) if init is not None else {},
+        in_turn=in_turn,
     )
     machine = ("--device", device)
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}

@@ -435,11 +435,11 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
 
 
 def show_steps(steps: list[PlannedStep], out: Path) -> None:
-    from afire.studies.recorded import is_done, read_step, step_hashes
+    from afire.studies.recorded import done_steps, step_hashes
 
-    hashes = step_hashes(steps, out)
+    done = done_steps(steps, out, step_hashes(steps, out))
     for step in steps:
-        state = "  (done)" if is_done(step, read_step(out, step.name), hashes[step.name]) else ""
+        state = "  (done)" if step.name in done else ""
         typer.echo(f"# {step.name}{state}\n{step.command}")
 
 

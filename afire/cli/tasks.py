@@ -59,9 +59,7 @@ RedoForce = Annotated[
 def probe(
     weights: Annotated[
         str,
-        typer.Option(
-            "--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, which need none."
-        ),
+        typer.Option("--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, lite0."),
     ],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],
@@ -100,6 +98,7 @@ def probe(
     from afire.tasks.features import TRIVIAL, default_cache
     from afire.tasks.probe import ProbeTask, run_probe
     from afire.tasks.results import check_out
+    from afire.weights.lite0 import LITE0
 
     shares = parse_fractions(fractions)
     folders = {share: fraction_folder(out, share, len(shares) > 1) for share in shares}
@@ -117,7 +116,7 @@ def probe(
         seeds=parse_seeds(seeds),
         folds=folds,
         name=name,
-        config=asked_config(preset, config_file, overrides, data, None if weights in TRIVIAL else weights),
+        config=asked_config(preset, config_file, overrides, data, None if weights in (*TRIVIAL, LITE0) else weights),
         cache=None if no_cache else cache or default_cache(),
         device=device,
     )

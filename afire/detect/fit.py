@@ -138,6 +138,9 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
             "weight_decay": 0.0,  # AdamW without decay is Adam
             "weight_decay_end": 0.0,
             "freeze_last_layer_epochs": 0,
+            # Of a pre-training from a start, which this is not.
+            "layer_decay": 1.0,
+            "frozen_blocks": 0,
         }
     )
     return for_detection(config.model_copy(update={"training": training}), settings, teacher_temperature_epochs=0)

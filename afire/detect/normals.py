@@ -278,18 +278,32 @@ class Domain(OnCpu):
         are_chests = float((upright @ chest >= CHEST).double().mean()) >= _MOSTLY
         self.chest = chest if are_chests else torch.zeros_like(chest)
 
+    def verdicts(
+        self, images: Tensor, infos: Sequence[FilmInfo] | None = None
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """Objections to films and warnings about them; films are ranked once for both."""
+        gray = images.mean(dim=1, keepdim=True).float().cpu()
+        ranks = rank_pictures(gray)
+        return self._objections(gray, ranks, infos), self._warnings(ranks)
+
     def objections(self, images: Tensor, infos: Sequence[FilmInfo] | None = None) -> list[list[str]]:
         """Why films (B, C, S, S) are not to be scored: blank, turned, no frontal chest film; mostly empty."""
-        gray = images.mean(dim=1, keepdim=True).float().cpu()
+        return self.verdicts(images, infos)[0]
+
+    def warnings(self, images: Tensor) -> list[list[str]]:
+        """What to bear in mind about the scores of films (B, C, S, S) that are scored; empty for films like those of
+        the fit."""
+        return self.verdicts(images)[1]
+
+    def _objections(self, gray: Tensor, ranks: Tensor, infos: Sequence[FilmInfo] | None) -> list[list[str]]:
         blank = (gray.amax(dim=(1, 2, 3)) - gray.amin(dim=(1, 2, 3)) < _FLAT).tolist()
-        ranks = rank_pictures(gray)
         knows_chests = bool(self.chest.any())
         reference = self.chest if knows_chests else self.typical
         least = CHEST if knows_chests else self.least_likeness
         gain, position = (values.tolist() for values in _gain_by_turning(ranks, reference))
         likeness = (ranks @ reference).tolist()
         objections = []
-        for number in range(len(images)):
+        for number in range(len(gray)):
             colour = infos is not None and infos[number].colour
             messages = ["a colour picture, not a radiograph"] if colour else []
             if blank[number]:
@@ -308,12 +322,9 @@ class Domain(OnCpu):
             return [f"{what} (likeness {likeness:.2f}, at least {least:.2f})"]
         return []
 
-    def warnings(self, images: Tensor) -> list[list[str]]:
-        """What to bear in mind about the scores of films (B, C, S, S) that are scored; empty for films like those of
-        the fit."""
+    def _warnings(self, ranks: Tensor) -> list[list[str]]:
         if not self.chest.any():  # what is unlike the training films is refused
-            return [[] for _ in images]
-        ranks = rank_pictures(images.mean(dim=1, keepdim=True).float().cpu())
+            return [[] for _ in ranks]
         return [
             [] if likeness >= self.least_likeness else [f"{OTHER_SOURCE} (likeness {likeness:.2f}); {CALIBRATE}"]
             for likeness in (ranks @ self.typical).tolist()

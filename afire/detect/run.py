@@ -274,8 +274,7 @@ def _drawings(
     images = torch.from_numpy(squares)[:, None]
     with looking:
         scored = detector.score(images, restore=restore)
-    objections = detector.domain.objections(images, [film.info for film in films])
-    warnings = detector.domain.warnings(images)
+    objections, warnings = detector.domain.verdicts(images, [film.info for film in films])
     places = regions(squares, scored.heat)
     for number, film in enumerate(films):
         trusted = not objections[number]

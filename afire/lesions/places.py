@@ -152,21 +152,32 @@ def _split(gray_BHW: Tensor) -> tuple[Tensor, Tensor]:
 
 def _histogram(flat_BN: Tensor, low_B: Tensor, width_B: Tensor) -> Tensor:
     scale = 1 / width_B.clamp(min=torch.finfo(torch.float32).tiny)
-    bins = (flat_BN - low_B[:, None]).mul_(scale[:, None]).clamp_(max=_BINS - 1).to(torch.int32)
-    films = len(flat_BN)
-    bins += torch.arange(films, dtype=torch.int32, device=bins.device)[:, None] * _BINS
-    return torch.bincount(bins.view(-1), minlength=films * _BINS).view(films, _BINS)
+    bins = (flat_BN - low_B[:, None]).mul_(scale[:, None]).to(torch.int32)
+    films, wide = len(flat_BN), _BINS + 1
+    bins += torch.arange(films, dtype=torch.int32, device=bins.device)[:, None] * wide
+    counts = torch.bincount(bins.view(-1), minlength=films * wide).view(films, wide)
+    # A film's largest value opens a bin of its own, which belongs to the last: cheaper than to limit every pixel.
+    counts[:, -2] += counts[:, -1]
+    return counts[:, :-1]
 
 
 class PixelPicker:
     """Picks uniformly among the chosen pixels of each film, without listing them.
 
-    Counting by rows first means that a draw looks at one row of the film, not at all of it.
+    Counting by rows first means that a draw looks at one row of the film, not at all of it. ``chosen_BHW`` is bool, or
+    float32 with 1 for a chosen pixel and 0 for another.
     """
 
     def __init__(self, chosen_BHW: Tensor) -> None:
         self.chosen_BHW = chosen_BHW
-        self.cumulative_BH = chosen_BHW.sum(2, dtype=torch.int32).cumsum(1)
+        kind = torch.float32 if chosen_BHW.is_floating_point() else torch.int32  # both count a row exactly
+        self.cumulative_BH = chosen_BHW.sum(2, dtype=kind).to(torch.int32).cumsum(1)
+
+    @classmethod
+    def above(cls, gray_BHW: Tensor, threshold_B: Tensor) -> PixelPicker:
+        """Among the pixels above each film's threshold. To write these as floats and count them takes a third of the
+        time that bools take."""
+        return cls(torch.gt(gray_BHW, threshold_B[:, None, None], out=torch.empty_like(gray_BHW)))
 
     @property
     def count(self) -> Tensor:

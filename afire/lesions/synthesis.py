@@ -4,10 +4,12 @@ Two kinds: the paper's, planned from draws (how many, how large, how strong, whi
 AnatPaste (Sato et al. 2023), the augmentation of its ablation: one patch, blended into the lung field.
 
 Only the pixels inside the lesions' boxes are computed, those of all lesions of a group of films at once. The boxes
-differ in size, so the pixels of all of them form one flat list of P entries; each entry knows its lesion.
+differ in size, so their rows form one list, each as long as the widest box; what a row holds beyond its own box has no
+strength. A row knows its lesion, so that what differs from lesion to lesion is looked up by row, not by pixel.
 
-Shapes: B films of H x W with C channels, V views, S slots, N lesions in all, boxes of h x w pixels. A sample is one
-view of one film; samples are numbered film by film: rows i*V .. i*V + V-1 belong to film i.
+Shapes: B films of H x W with C channels, V views, S slots, N lesions in all, boxes of h x w pixels, R rows of all
+boxes, the widest of A pixels. A sample is one view of one film; samples are numbered film by film: rows i*V .. i*V +
+V-1 belong to film i.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from afire.lesions.places import (
 
 REFERENCE_SIZE = 224  # sizes in the settings are pixels of a film this large
 HARMONICS = (2, 3, 4, 5)  # of the outline; the first would only shift it
-# Lesions add up as whole multiples of 2^-24: integer sums do not depend on the order in which a GPU adds them.
+# Lesions add up as whole multiples of 2^-24, of which float32 holds every one up to 1, where sums are cut off: so they
+# do not depend on the order in which a GPU adds them.
 FIXED_POINT = 2**24
 _FLAT_SHARE = 0.5  # of the radius; from there the patch fades out to its edge
 _PIXELS_AT_ONCE = {"cpu": 2**21, "gpu": 2**25}  # a GPU wants few large steps, a CPU's cache wants small ones
@@ -104,7 +107,7 @@ def _synthesize_group(
     exact = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
     gray_BHW = exact.mean(1).to(torch.float32) if images.shape[1] > 1 else exact[:, 0].to(torch.float32)
     threshold_B, bright_B = otsu_with_bright_level(gray_BHW)
-    highlighted = PixelPicker(gray_BHW > threshold_B[:, None, None])
+    highlighted = PixelPicker.above(gray_BHW, threshold_B)
     if config.kind == "anatpaste":
         lesioned, mask = paste(exact, gray_BHW, highlighted, draws_BVSD, config)
         lesioned_out.copy_(lesioned.clamp_(0, 1))
@@ -126,13 +129,14 @@ def _paint_mask(
 ) -> None:
     """Write what lesions add to each sample into ``mask_out`` (N, 1, H, W)."""
     films, views = draws_BVSD.shape[:2]
-    layers = paint(gray_BHW, plan(gray_BHW, highlighted, draws_BVSD, config), films * views, config)
-    mask_out[:, 0] = layers[0]
-    mask_out *= 1 / FIXED_POINT
-    if len(layers) == 2:
+    lesions = plan(gray_BHW, highlighted, draws_BVSD, config)
+    if config.haze == 0:
+        paint(gray_BHW, lesions, config, mask_out.zero_().transpose(0, 1))
+    else:
+        texture, haze = paint(gray_BHW, lesions, config, mask_out.new_zeros((2, films * views, *mask_out.shape[2:])))
         # Blending towards the bright level adds density where the film is darker; it never takes any away.
         headroom = (bright_B[:, None, None] - gray_BHW).clamp_(min=0).repeat_interleave(views, 0)
-        mask_out[:, 0] += headroom.mul_(layers[1].clamp_(max=FIXED_POINT)).mul_(1 / FIXED_POINT)
+        torch.add(texture, headroom.mul_(haze.clamp_(max=1)), out=mask_out[:, 0])
     mask_out.clamp_(max=1)
 
 
@@ -243,9 +247,9 @@ class Lesions:
     def __len__(self) -> int:
         return len(self.sample)
 
-    def where(self, keep: Tensor | slice) -> Lesions:
-        """Some of the lesions."""
-        return Lesions(**{column.name: getattr(self, column.name)[keep] for column in fields(self)})
+    def where(self, keep: Tensor) -> Lesions:
+        """Some of the lesions, by number."""
+        return Lesions(**{column.name: getattr(self, column.name).index_select(0, keep) for column in fields(self)})
 
 
 def scaled(size_at_224: float, height: int, width: int) -> int:
@@ -275,7 +279,7 @@ def plan(gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config:
     left, top = _place(gray_BHW, draws, box_width, box_height, config)
     window_left, window_top = place_windows(highlighted, draws, window_size(config, height_H, width_W))
     amplitude = config.amplitude_min + unit(draws[Draw.AMPLITUDE]) * (config.amplitude_max - config.amplitude_min)
-    turns = torch.stack([unit(draws[Draw.PHASE + order]) for order in range(len(HARMONICS))], 2)
+    turns = unit(draws_BVSD[..., Draw.PHASE : Draw.PHASE + len(HARMONICS)])
 
     index = torch.arange(films * views * slots, device=device)
     flat = Lesions(
@@ -292,12 +296,12 @@ def plan(gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config:
         amplitude=amplitude.flatten(),
         cosine=cosine.flatten(),
         sine=sine.flatten(),
-        phases=turns.flatten(0, 1) * (2 * torch.pi),
+        phases=turns.flatten(0, 2) * (2 * torch.pi),
         haze=(unit(draws[Draw.KIND]) < config.haze).flatten(),
     )
     count_BV = config.count_min + below(draws_BVSD[:, :, 0, Draw.COUNT], config.count_max - config.count_min + 1)
     present = torch.arange(slots, device=device) < count_BV[:, :, None]
-    return flat.where(present.flatten())
+    return flat.where(present.flatten().nonzero()[:, 0])
 
 
 def place_windows(highlighted: PixelPicker, draws: tuple[Tensor, ...], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -348,74 +352,79 @@ def _place(
 # Their pixels
 
 
-def paint(gray_BHW: Tensor, lesions: Lesions, samples: int, config: LesionConfig) -> Tensor:
-    """What texture adds and, with haze among the settings, how opaque haze is: int32 (layers, samples, H, W).
-
-    In units of 1 / FIXED_POINT.
-    """
-    height, width = gray_BHW.shape[1:]
-    layers = 2 if config.haze > 0 else 1
-    pixels = _pixels(lesions, height, width, samples, config.rotate)
-    value = _strength(lesions, pixels, config) * _content(gray_BHW, lesions, pixels, config)
-    canvas = torch.zeros(layers * samples * height * width, dtype=torch.int32, device=gray_BHW.device)
-    canvas.scatter_add_(0, pixels.target, value.mul_(FIXED_POINT).round_().to(torch.int32))
-    return canvas.view(layers, samples, height, width)
+def paint(gray_BHW: Tensor, lesions: Lesions, config: LesionConfig, canvas: Tensor) -> Tensor:
+    """Add what lesions of texture add to the first layer of ``canvas`` (layers, samples, H, W) and how opaque haze is
+    to the second, float32 in whole multiples of 1 / FIXED_POINT."""
+    pixels = _pixels(lesions, canvas.shape, config.rotate)
+    value = _strength(lesions, pixels, config).mul_(_content(gray_BHW, lesions, pixels, config))
+    value.mul_(FIXED_POINT).round_().clamp_(min=0).mul_(1 / FIXED_POINT)
+    canvas.view(-1).scatter_add_(0, pixels.target.view(-1), value.view(-1))
+    return canvas
 
 
 @dataclass(frozen=True)
 class _Pixels:
-    """P pixels: whose they are, where they go, and where they lie within their lesion (u, v in [-1, 1])."""
+    """The rows of all boxes: whose they are, where their pixels go, and where these lie within their lesion.
 
-    lesion: Tensor
-    target: Tensor
-    u: Tensor
-    v: Tensor
+    ``u`` and ``v`` are in [-1, 1] across the lesion. In lesions that are not turned, ``u`` is the same in every row,
+    (N, A), and ``v`` along a row, (R, 1).
+    """
+
+    lesion: Tensor  # (R,)
+    target: Tensor  # (R, A)
+    inside: Tensor  # (N, A) float32: 1 within the box, 0 beyond it
+    u: Tensor  # (N, A) or (R, A)
+    v: Tensor  # (R, 1) or (R, A)
 
     def own(self, column: Tensor) -> Tensor:
-        """Each pixel's entry of a lesion column. (Plain indexing takes four times as long.)"""
-        return column.index_select(0, self.lesion)
+        """Each row's entry of a lesion column, (R, 1) or, of (N, A), (R, A)."""
+        entries = column.index_select(0, self.lesion)
+        return entries if entries.ndim == 2 else entries[:, None]
+
+    def of_u(self, across: Tensor) -> Tensor:
+        """What was computed from ``u``, for every row, (R, A)."""
+        return across if self.v.shape == self.u.shape else self.own(across)
 
 
-def _pixels(lesions: Lesions, height: int, width: int, samples: int, rotate: bool) -> _Pixels:
-    areas = lesions.box_width * lesions.box_height
-    # int32 halves the traffic; no group of films comes near 2^31 pixels within its boxes.
-    lesion = torch.repeat_interleave(torch.arange(len(areas), dtype=torch.int32, device=areas.device), areas)
-
-    def own(column: Tensor) -> Tensor:
-        return column.index_select(0, lesion)
-
-    within = torch.arange(len(lesion), dtype=torch.int32, device=areas.device)
-    within = within - own((areas.cumsum(0) - areas).to(torch.int32))
-    across = own(lesions.box_width.to(torch.int32))
-    row = torch.div(within, across, rounding_mode="trunc")
-    column = within - row * across
+def _pixels(lesions: Lesions, canvas: Sequence[int], rotate: bool) -> _Pixels:
+    """On a canvas of the shape (layers, samples, H, W)."""
+    _, samples, height, width = canvas
+    heights, widths, device = lesions.box_height, lesions.box_width, lesions.sample.device
+    rows, widest = torch.stack([heights.sum(), widths.max()]).tolist()  # together: a GPU has to be waited for
+    lesion = torch.repeat_interleave(torch.arange(len(lesions), device=device), heights, output_size=rows)
+    row = torch.arange(rows, device=device) - (heights.cumsum(0) - heights).index_select(0, lesion)
+    along = torch.arange(widest, device=device)
+    column_NA = torch.minimum(along, widths[:, None] - 1)  # beyond the box its last pixel, again and again
 
     # Haze goes to the second layer of the canvas, behind the samples of the first.
     origin = ((lesions.sample + samples * lesions.haze) * height + lesions.top) * width + lesions.left
-    target = own(origin) + (row * width + column)
+    target = (origin[:, None] + column_NA).index_select(0, lesion).add_((row * width)[:, None])
+    inside = (along < widths[:, None]).to(torch.float32)
 
-    x = column + own(0.5 - lesions.box_width / 2)
-    y = row + own(0.5 - lesions.box_height / 2)
+    x_NA = column_NA + (0.5 - widths / 2)[:, None]
+    y = row + (0.5 - heights / 2).index_select(0, lesion)
     per_x, per_y = 2 / lesions.width, 2 / lesions.height
-    u, v = x * own(lesions.cosine * per_x), y * own(lesions.cosine * per_y)
+    u = x_NA * (lesions.cosine * per_x)[:, None]
+    v = (y * (lesions.cosine * per_y).index_select(0, lesion))[:, None]
     if rotate:
-        u, v = u + y * own(lesions.sine * per_x), v - x * own(lesions.sine * per_y)
-    return _Pixels(lesion, target, u, v)
+        u = u.index_select(0, lesion).add_((y * (lesions.sine * per_x).index_select(0, lesion))[:, None])
+        v = v - (x_NA * (lesions.sine * per_y)[:, None]).index_select(0, lesion)
+    return _Pixels(lesion, target, inside, u, v)
 
 
 def _strength(lesions: Lesions, pixels: _Pixels, config: LesionConfig) -> Tensor:
     """Amplitude times delta = exp(-(u^2 + v^2) / gamma), 0 beyond the lesion's own box or, with ``fade``, its oval."""
     u, v = pixels.u, pixels.v
-    square = u * u + v * v
+    square = pixels.of_u(u * u) + v * v
     if config.irregularity > 0:
         square = square / _outline(lesions, pixels, square, config.irregularity).square()
-    delta = torch.exp(square * (-1 / config.gamma))
+    delta = square.mul_(-1 / config.gamma).exp_()
     if config.fade:
         edge = math.exp(-1 / config.gamma)  # delta where the oval meets its box
-        delta = ((delta - edge) * (1 / (1 - edge))).clamp_(min=0)
+        delta = delta.sub_(edge).mul_(1 / (1 - edge)).clamp_(min=0)
     elif config.rotate:
-        delta = delta.masked_fill((u.abs() > 1) | (v.abs() > 1), 0)
-    return delta * pixels.own(lesions.amplitude)
+        delta = delta.masked_fill_((u.abs() > 1) | (v.abs() > 1), 0)
+    return delta.mul_(pixels.own(pixels.inside * lesions.amplitude[:, None]))
 
 
 def _outline(lesions: Lesions, pixels: _Pixels, square: Tensor, irregularity: float) -> Tensor:
@@ -425,7 +434,7 @@ def _outline(lesions: Lesions, pixels: _Pixels, square: Tensor, irregularity: fl
     cos(k angle) and sin(k angle) without a trigonometric function for every pixel.
     """
     length = square.sqrt().clamp(min=1e-6)
-    one_x, one_y = pixels.u / length, pixels.v / length
+    one_x, one_y = pixels.of_u(pixels.u) / length, pixels.v / length
     power_x, power_y = one_x, one_y
     wave = torch.zeros_like(length)
     for k, phase in zip(HARMONICS, lesions.phases.unbind(1), strict=True):
@@ -439,17 +448,23 @@ def _content(gray_BHW: Tensor, lesions: Lesions, pixels: _Pixels, config: Lesion
     """The texture eta under each pixel; 1 for haze, which has none."""
     height, width = gray_BHW.shape[1:]
     window_width, window_height = window_size(config, height, width)
-    x_low, x_high, x_share = _between(pixels.u, window_width)
+    x_low, x_high, x_share = map(pixels.of_u, _between(pixels.u, window_width))
     y_low, y_high, y_share = _between(pixels.v, window_height)
     origin = (lesions.film * height + lesions.window_top) * width + lesions.window_left
+    # int32 halves the traffic; no group of films comes near 2^31 pixels.
     upper = pixels.own(origin.to(torch.int32)) + y_low * width
     lower = upper + (y_high - y_low) * width
     flat = gray_BHW.reshape(-1)
+
+    def at(row: Tensor, column: Tensor) -> Tensor:
+        place = row + column
+        return flat.index_select(0, place.view(-1)).view_as(place)
+
     left_share, upper_share = 1 - x_share, 1 - y_share
-    above = flat.index_select(0, upper + x_low) * left_share + flat.index_select(0, upper + x_high) * x_share
-    under = flat.index_select(0, lower + x_low) * left_share + flat.index_select(0, lower + x_high) * x_share
-    texture = above * upper_share + under * y_share
-    return texture if config.haze == 0 else texture.masked_fill(pixels.own(lesions.haze), 1)
+    above = at(upper, x_low).mul_(left_share).add_(at(upper, x_high).mul_(x_share))
+    under = at(lower, x_low).mul_(left_share).add_(at(lower, x_high).mul_(x_share))
+    texture = above.mul_(upper_share).add_(under.mul_(y_share))
+    return texture if config.haze == 0 else texture.masked_fill_(pixels.own(lesions.haze), 1)
 
 
 def _between(position: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -40,7 +40,7 @@ from afire.config import Config, Section, validate
 from afire.errors import UserError
 from afire.lesions.places import Draw, keyed, unit
 from afire.methods.health import Health
-from afire.nn.vit import Block, Normalise, VisionTransformer, check_films, grid_of, patchify, unpatchify
+from afire.nn.vit import Block, Normalise, VisionTransformer, check_films, grid_of, layer_of, patchify, unpatchify
 
 Views = Mapping[str, Tensor]
 Outputs = Mapping[str, Tensor]
@@ -212,6 +212,13 @@ class Learner(nn.Module, ABC):
         """Trainable parameters by name that ``turn`` updates."""
         return ((name, weight) for name, weight in self.named_parameters() if weight.requires_grad)
 
+    def layers_behind(self, name: str) -> int:
+        """How many layers of a trunk lie between a parameter and the trunk's end; 0 outside of trunks."""
+        return 0
+
+    def hold_blocks(self) -> None:
+        """Let the first ``training.frozen_blocks`` blocks of its trunks keep their weights, where it has trunks."""
+
     def health(self, views: Views, losses: Mapping[str, float]) -> Health | None:
         """Numbers and a verdict on a batch of this process; None where there is nothing to judge by."""
         return None
@@ -288,6 +295,22 @@ class Method(Learner):
         trunk = self.get_submodule(self.trunk_prefix(network).rstrip("."))
         assert isinstance(trunk, VisionTransformer)
         return trunk
+
+    def layers_behind(self, name: str) -> int:
+        depth = self.config.encoder.depth
+        for prefix in map(self.trunk_prefix, self.networks):
+            if name.startswith(prefix):
+                return depth + 1 - layer_of(name.removeprefix(prefix), depth)
+        return 0
+
+    def hold_blocks(self) -> None:
+        depth, held = self.config.encoder.depth, self.config.training.frozen_blocks
+        if held > depth:
+            raise UserError(f"training.frozen_blocks is {held}, but the encoder has {depth} blocks.")
+        for network in self.networks if held else ():
+            for name, weight in self.trunk(network).named_parameters():
+                if layer_of(name, depth) <= held:
+                    weight.requires_grad_(False)
 
     @classmethod
     def network(cls, name: str | None) -> str:

@@ -260,6 +260,13 @@ def run_blocks(
     return tokens
 
 
+def layer_of(name: str, depth: int) -> int:
+    """Of a parameter of a trunk: 0 for patches, tokens and positions, 1 + i for block i, depth + 1 for the norm."""
+    if name.startswith("blocks."):
+        return 1 + int(name.split(".")[1])
+    return depth + 1 if name.startswith("norm.") else 0
+
+
 class VisionTransformer(nn.Module):
     """Images (B, C, H, W) -> tokens (B, 1 + L, D) after the last norm, the class token first."""
 

@@ -59,6 +59,11 @@ def capture_file(source: Source, finding: Finding, page: Image.Image, ids: Ids, 
     return mould.fill({name: values[name] for name in _REFERRED}, own | patient)
 
 
+def prepare_captures(number: int, description: str) -> None:
+    """Make what captures of a series share."""
+    _mould(number, description)
+
+
 @lru_cache(maxsize=4)
 def _mould(number: int, description: str) -> Mould:
     source = placeholder_source()

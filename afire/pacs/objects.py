@@ -25,7 +25,7 @@ from afire.detect.run import Draw, Drawing, Drawn
 from afire.errors import ImageError, UserError
 from afire.files import write_atomic
 from afire.pacs import require_packages, silence_libraries
-from afire.pacs.capture import captioned, capture_file
+from afire.pacs.capture import captioned, capture_file, prepare_captures
 from afire.pacs.findings import Finding, Region
 from afire.pacs.mould import Elements, encode
 from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid
@@ -68,6 +68,16 @@ class ObjectMaker:
     @classmethod
     def of(cls, detector: AnomalyDetector, rule: Rule, model_hash: str, kinds: Sequence[Kind]) -> ObjectMaker:
         return cls(rule, detector.scale, detector.config.image.fit, model_hash, kinds)
+
+    def prepare(self) -> None:
+        """Make what all films share now, which takes a second or more, so that the first film does not wait for it."""
+        for kind in self.kinds:
+            if kind == "sc":
+                prepare_captures(_SERIES_NUMBERS[kind], _SERIES[kind])
+            elif kind == "sr":
+                from afire.pacs.structured_report import prepare_reports
+
+                prepare_reports(self.model_hash, _SERIES_NUMBERS[kind], _SERIES[kind])
 
     def __call__(self, drawing: Drawing) -> dict[Kind, bytes]:
         """The objects of a DICOM film as files: kind -> bytes.

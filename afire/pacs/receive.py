@@ -43,6 +43,7 @@ from afire.data.film import quiet_readers
 from afire.errors import UserError
 from afire.pacs.addresses import Caller, plain_address
 from afire.pacs.journal import Journal, Keyed
+from afire.pacs.reactor import wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
 from afire.pacs.spool import FilmName, Spool
 
@@ -96,7 +97,11 @@ class Receiver:
     def start(self) -> int:
         """Listen; returns the port, which was chosen by the system if 0 was asked for."""
         _config.LOG_HANDLER_LEVEL = "none"  # its handlers format every message, for a log that is silenced
-        handlers = [(evt.EVT_REQUESTED, self._on_requested), (evt.EVT_C_STORE, self._on_store)]
+        handlers = [
+            (evt.EVT_CONN_OPEN, wait_for_news),
+            (evt.EVT_REQUESTED, self._on_requested),
+            (evt.EVT_C_STORE, self._on_store),
+        ]
         address = (self._settings.host, self._settings.port)
         try:
             self._server = self._ae.start_server(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import BoundedSemaphore, Event, Thread
+from threading import Barrier, BoundedSemaphore, Event, Thread
+
+import torch
 
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
@@ -40,13 +42,17 @@ class Scorer:
 
     def start(self, stop: Event) -> list[Thread]:
         """Begin; the threads end soon after ``stop`` is set, with the batch that they have in hand."""
-        threads = [Thread(target=self._work, args=(stop,), name=f"scorer {n}") for n in range(self._workers)]
+        begun = Barrier(self._workers + 1)
+        threads = [Thread(target=self._work, args=(begun, stop), name=f"scorer {n}") for n in range(self._workers)]
         with share_of_cores(self._side):
             for thread in threads:
                 thread.start()
+            begun.wait()
         return threads
 
-    def _work(self, stop: Event) -> None:
+    def _work(self, begun: Barrier, stop: Event) -> None:
+        torch.get_num_threads()  # from here on this thread keeps its share of the cores
+        begun.wait()
         while not stop.is_set():
             names = self._spool.claim(self._batch, self._workers, _IDLE_SECONDS)
             try:

@@ -71,6 +71,7 @@ class Service:
             self._journal.note("retrying", reason=f"{self.spool.retry_failed()} that had failed")
         rule = rule_of(detector)
         maker = ObjectMaker.of(detector, rule, model_hash, settings.kinds)
+        maker.prepare()
         self._live: LiveList | None = None
         if settings.live and settings.health is not None and is_loopback(settings.health[0], "--health-bind"):
             self._live = LiveList(detector, rule, model_hash, settings.live, self.spool.counts)

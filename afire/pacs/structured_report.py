@@ -87,6 +87,12 @@ def report_file(source: Source, finding: Finding, ids: Ids, patient: Elements) -
     return mould.fill(_values(source, finding), own_elements(ids) | patient)
 
 
+def prepare_reports(model_hash: str, number: int, description: str) -> None:
+    """Make what the reports of a model share: of films with a region, without one, and out of domain."""
+    for scored, marked in ((True, True), (True, False), (False, False)):
+        _mould(model_hash, scored, marked, number, description)
+
+
 @lru_cache(maxsize=16)
 def _mould(model_hash: str, scored: bool, marked: bool, number: int, description: str) -> Mould:
     """For films that were scored or not, with a region or without."""

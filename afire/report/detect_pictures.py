@@ -152,6 +152,7 @@ _LEVELS = 256
 _OPACITY = 0.8  # of the heat at the top of the scale
 _LEGEND_GREY = 90
 _HEAT_SIDE = 128  # longest side of the transparent heat: it is smooth, and the page enlarges it
+_OVERLAY_SIDE = 256  # from twice this side on, an overlay is drawn smaller by a whole factor: the film itself is there
 WARNING = "AFIRE HEATMAP - RESEARCH SOFTWARE, NOT A MEDICAL DEVICE"
 
 Bytes = NDArray[np.uint8]
@@ -176,7 +177,7 @@ class Painter:
         images = {"film": Image.fromarray(film.shown)}
         if drawing.heat is not None:
             heat = heat_levels(drawing.heat, shape, self.scale, self.fit)
-            images |= {"overlay": laid_over(film.shown, heat), "heat": transparent(heat)}
+            images |= {"overlay": laid_over(_reduced(film.shown), heat), "heat": transparent(heat)}
         if drawing.restored is not None:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
             difference = self._difference(film.square, drawing.restored, shape)
@@ -324,6 +325,11 @@ def css_gradient(colours: Bytes) -> str:
     """A CSS gradient of a colour table, left to right."""
     stops = ", ".join("rgb({}, {}, {})".format(*colours[index]) for index in np.linspace(0, _LEVELS - 1, 9).astype(int))
     return f"linear-gradient(to right, {stops})"
+
+
+def _reduced(film: Bytes) -> Bytes:
+    factor = max(1, max(film.shape) // _OVERLAY_SIDE)
+    return film if factor == 1 else np.asarray(Image.fromarray(film).reduce(factor))
 
 
 def _small(shape: tuple[int, int], square: Floats) -> tuple[int, int]:

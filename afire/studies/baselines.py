@@ -10,6 +10,9 @@ OUT/search/...                        the search (:mod:`afire.studies.baselines_
 OUT/LENGTH/METHOD/seed-N              pre-trainings; LENGTH is flops or epochs
 OUT/LENGTH/METHOD/TASK                results over all seeds
 OUT/beside/NAME/TASK                  rows that need no pre-training: random weights, trivial ones
+
+Weights are needed until the tasks of their method are done; after that the study goes on from its records
+(docs/baselines.md says which files), so that it may take longer than one sitting on machines that keep nothing large.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from afire.config import Config, load_config
 from afire.data.pack import open_films
@@ -28,9 +31,11 @@ from afire.errors import UserError
 from afire.methods import METHODS, make_method, method_type, unread
 from afire.methods.base import count_parameters
 from afire.studies.recorded import PlannedStep
+from afire.tasks.results import RESULT
 from afire.training.batches import labelled_training_rows, normal_training_rows
-from afire.training.run_folder import CONFIG
+from afire.training.run_folder import CHECKPOINTS, CONFIG
 from afire.weights import RANDOM
+from afire.weights.lite0 import LITE0, lite0_file
 from afire.weights.open import SEED
 
 By = Literal["flops", "epochs"]
@@ -43,7 +48,12 @@ DETECTING = {
     # The Gaussian of every place's tokens, of the networks as they were exported.
     GAUSSIAN: ("--method", "afire", "--set", "score=gaussian", "--set", "adapt.epochs=0"),
 }
-BESIDE = {RANDOM: "random weights", "area": "original area only", "sharpness": "sharpness only"}
+BESIDE = {
+    RANDOM: "random weights",
+    LITE0: "EfficientNet-Lite0, ImageNet",
+    "area": "original area only",
+    "sharpness": "sharpness only",
+}
 """Rows that need no pre-training, as `afire probe --weights` takes them, and what tables call them."""
 
 
@@ -56,7 +66,8 @@ class Length:
 
     @property
     def words(self) -> str:
-        return f"{self.amount:g} TFLOP each" if self.by == "flops" else f"{self.amount:g} epochs each"
+        unit = "TFLOP" if self.by == "flops" else "epoch" if self.amount == 1 else "epochs"
+        return f"{self.amount:g} {unit} each"
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,14 @@ class Baselines:
     own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by a search, by method
     start: str | None = None  # weights of the rows that somebody else trained
+    start_all: bool = False  # and of all others, which train on from them
+    said: Mapping[str, Any] = field(default_factory=dict)  # what the weights say of their architecture
+    in_turn: bool = False  # a method's tasks before the next method's pre-training
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """What steps take from outside: other films or another split make another study."""
+        return tuple(path for path in (self.films.data, self.films.split) if path is not None)
 
 
 def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
@@ -163,6 +182,7 @@ def plan_training(study: Baselines, method: str, length: Length, more: Sequence[
     words = [*method_words(study, method), *study.chosen.get(method, ()), *more]
     config = method_config(study, method, words)
     model = make_method(config)
+    model.hold_blocks()  # which are not trained, and not counted
     if not model.trains:
         return Training(0, 0, 0.0, 0, tuple(words))
     films = study.films.labelled if model.learns_from_labels else study.films.normals
@@ -187,7 +207,13 @@ def method_words(study: Baselines, method: str) -> list[str]:
 
 def method_config(study: Baselines, method: str, words: Sequence[str]) -> Config:
     """The settings of a pre-training."""
-    return load_config(study.preset, None, [f"method={method}", *words])
+    said = study.said if starts(study, method) else {}
+    return load_config(study.preset, None, [f"method={method}", *words], said)
+
+
+def starts(study: Baselines, method: str) -> bool:
+    """Whether a method's pre-training begins with the weights of the study, and not at random."""
+    return study.start is not None and (study.start_all or not method_type(method).trains)
 
 
 def folder_of(study: Baselines, length: Length, method: str) -> Path:
@@ -202,28 +228,35 @@ def pretrain_name(length: Length, method: str, seed: int) -> str:
 def plan_steps(
     study: Baselines, trainings: Mapping[tuple[By, str], Training], machine: Sequence[str] = ()
 ) -> list[PlannedStep]:
-    """Pre-trainings seed by seed through all methods, so that a study stopped early has all rows; then tasks."""
-    return [
-        *(
+    """Pre-trainings seed by seed through all methods, so that a study stopped early has all rows; then tasks.
+
+    In turn: everything of one method, then everything of the next, so that a study stopped early has whole rows.
+    """
+    groups = [[method] for method in study.methods] if study.in_turn else [list(study.methods)]
+    steps: list[PlannedStep] = []
+    for methods in groups:
+        steps += (
             _pretrain_step(study, length, method, seed, trainings[length.by, method], machine)
             for seed in study.seeds
             for length in study.lengths
-            for method in study.methods
-        ),
-        *(step for name in beside(study) for step in _beside_steps(study, name, machine)),
-        *(
+            for method in methods
+        )
+        if methods is groups[0]:
+            steps += (step for name in beside(study) for step in _beside_steps(study, name, machine))
+        steps += (
             step
             for length in study.lengths
-            for method in study.methods
+            for method in methods
             for task in study.tasks
             for step in _task_steps(study, length, method, task, machine)
-        ),
-    ]
+        )
+    return steps
 
 
 def beside(study: Baselines) -> list[str]:
     """Rows without a pre-training that the films allow."""
-    return [name for name in BESIDE if name != "area" or study.films.areas]
+    needs = {"area": study.films.areas, LITE0: lite0_file() is not None}
+    return [name for name in BESIDE if needs.get(name, True)]
 
 
 def pretrain_step(
@@ -239,6 +272,8 @@ def pretrain_step(
     start: str | None = None,
 ) -> PlannedStep:
     """One pre-training; begun again it resumes."""
+    given = (films.data, split, Path(start) if start is not None else None)
+    inputs = tuple(path for path in given if path is not None and path.exists())
     command = [
         *("pretrain", "--method", method, "--data", str(films.data), "--out", str(out), "--seed", str(seed)),
         *("--preset", preset),
@@ -252,7 +287,8 @@ def pretrain_step(
         tuple(command),
         resume=("--resume",),
         resume_when=out / CONFIG,
-        inputs=(films.data,),
+        makes=out / CHECKPOINTS,
+        inputs=inputs,
         machine=tuple(machine),
     )
 
@@ -261,7 +297,7 @@ def _pretrain_step(
     study: Baselines, length: Length, method: str, seed: int, training: Training, machine: Sequence[str]
 ) -> PlannedStep:
     name, out = pretrain_name(length, method, seed), folder_of(study, length, method) / f"seed-{seed}"
-    films, start = study.films, None if method_type(method).trains else study.start
+    films, start = study.films, study.start if starts(study, method) else None
     return pretrain_step(name, films, out, method, seed, study.preset, training.words, machine, films.split, start)
 
 
@@ -278,9 +314,9 @@ def _task_steps(
 
 
 def _beside_steps(study: Baselines, name: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
-    """The probes of a row without a pre-training; random weights are probed by both kinds."""
+    """The probes of a row without a pre-training; networks are probed by both kinds."""
     for task in study.tasks:
-        if task == PROBE or (task == KNN and name == RANDOM):
+        if task == PROBE or (task == KNN and name in (RANDOM, LITE0)):
             folder = study.out / "beside" / name / task
             yield _learning_step(study, f"beside-{name}-{task}", folder, task, name, BESIDE[name], machine, ())
 
@@ -295,7 +331,8 @@ def _learning_step(
     machine: Sequence[str],
     needs: tuple[str, ...],
 ) -> PlannedStep:
-    """A probe, a fine-tuning or a segmentation over all seeds. A probe is cheap and made anew: seeds may be added."""
+    """A probe, a fine-tuning or a segmentation over all seeds. Seeds may be added: a probe is cheap and made anew,
+    the others go on with the seeds they have."""
     films, probing = study.films, task in (PROBE, KNN)
     command = [
         *("probe" if probing else task, "--weights", weights, "--data", str(films.data), "--out", str(out)),
@@ -308,16 +345,29 @@ def _learning_step(
         *(("--overlays", "0") if task == SEGMENT else ()),
         *(word for setting in study.settings.get(task, ()) for word in ("--set", setting)),
         *(word for setting in (_of_networks(study) if weights == RANDOM else ()) for word in ("--set", setting)),
-        *(("--force",) if probing else ()),
-        "--quiet",
+        *("--force" if probing else "--resume", "--quiet"),
     ]
-    resume = () if probing else ("--resume",)
-    return PlannedStep(name, tuple(command), needs, resume, inputs=(films.data,), machine=tuple(machine))
+    several = task == PROBE and len(study.fractions) > 1
+    makes = out / (f"{study.fractions[0]:g}pct" if several else "") / RESULT
+    name += _seeds(study)
+    return PlannedStep(name, tuple(command), needs, makes=makes, inputs=study.inputs, machine=tuple(machine))
+
+
+def _seeds(study: Baselines) -> str:
+    """Behind the name of a step over all seeds: with another seed it is another step."""
+    return "".join(f"-{seed}" for seed in study.seeds)
 
 
 def _of_networks(study: Baselines) -> list[str]:
-    """Of the shared settings, those of the trunk, for random weights."""
-    return [word for word in study.settings.get("pretrain", ()) if word.split(".")[0] in ("image", "encoder")]
+    """Of the shared settings, those of the trunk, for random weights; where all start from weights, of their trunk."""
+    said = [
+        f"{group}.{name}={'null' if value is None else value}"
+        for group, values in (study.said if study.start_all else {}).items()
+        for name, value in values.items()
+        if (group, name) != ("image", "size")
+    ]
+    given = [word for word in study.settings.get("pretrain", ()) if word.split(".")[0] in ("image", "encoder")]
+    return [*said, *given]
 
 
 def _detection_steps(
@@ -345,10 +395,13 @@ def _detection_steps(
             tuple(need for need in needs if need.endswith(f"-{seed}")),
             ("--resume",),
             complete=model / SETTINGS,
-            inputs=(films.data,),
+            makes=model / SETTINGS,
+            inputs=study.inputs,
             machine=tuple(machine),
         )
     chosen = [word for model in models.values() for word in ("--model", str(model))]
     command = ["detect", "eval", *chosen, *shared, "--name", row, "--out", str(folder / task), "--force", "--quiet"]
     of_fits = tuple(f"{name}-{seed}" for seed in models)
-    yield PlannedStep(name, tuple(command), of_fits, inputs=(films.data,), machine=tuple(machine))
+    makes = folder / task / RESULT
+    name += f"-eval{_seeds(study)}"
+    yield PlannedStep(name, tuple(command), of_fits, makes=makes, inputs=study.inputs, machine=tuple(machine))

@@ -28,6 +28,7 @@ from afire.studies.baselines import (
     method_words,
     plan_training,
     pretrain_step,
+    starts,
 )
 from afire.studies.recorded import PlannedStep
 from afire.tasks.results import RESULT, read_result
@@ -112,13 +113,17 @@ def _trial_steps(study: Baselines, length: Length, choice: Choice, machine: Sequ
     folder, name = _folder(study, choice), f"search-{choice.method}-{choice.name}"
     films, seed = study.films, study.seeds[0]
     words = plan_training(study, choice.method, length, choice.words).words
-    yield pretrain_step(name, films, folder / "run", choice.method, seed, study.preset, words, machine, films.split)
+    out, start = folder / "run", study.start if starts(study, choice.method) else None
+    yield pretrain_step(name, films, out, choice.method, seed, study.preset, words, machine, films.split, start)
     command = [
         *("probe", "--weights", str(folder / "run"), "--data", str(films.data), "--split", str(films.split)),
         *("--labels", study.labels, "--seeds", str(seed), "--name", f"{choice.method} {choice.name}", "--no-cache"),
         *("--out", str(folder / PROBE), "--force", "--quiet"),
     ]
-    yield PlannedStep(f"{name}-probe", tuple(command), (name,), inputs=(films.data,), machine=tuple(machine))
+    makes = folder / PROBE / RESULT
+    yield PlannedStep(
+        f"{name}-probe", tuple(command), (name,), makes=makes, inputs=study.inputs, machine=tuple(machine)
+    )
 
 
 def _folder(study: Baselines, choice: Choice) -> Path:

@@ -34,12 +34,13 @@ from afire.studies.baselines import (
 )
 from afire.studies.recorded import read_step
 from afire.studies.reproduce_sets import column
-from afire.tasks.compare import AllPairs, all_pairs, compare
-from afire.tasks.results import RESULT, Estimate, read_result
-from afire.training.run_folder import SUMMARY
+from afire.tasks.compare import AllPairs, Comparison, all_pairs, compare
+from afire.tasks.results import PREDICTIONS, RESULT, Estimate, read_result
+from afire.training.run_folder import CHECKPOINTS, SUMMARY
 from afire.training.run_folder import environment as run_environment
 
 REFERENCE = "afire"
+START = "imagenet"  # the start itself, where all methods begin with the same weights
 FEW_SEEDS = 3
 IN_PAPER = {
     "afire": "AFiRe",
@@ -81,6 +82,7 @@ class BaselineRow:
     health: Sequence[str] = ()  # colour and reason of each seed
     paper: Mapping[str, float] = field(default_factory=dict)
     chosen: Sequence[str] = ()
+    gone: Sequence[str] = ()  # of what it rests on: weights, predictions
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,8 @@ def _table(study: Baselines, length: Length, trainings: Mapping[tuple[By, str], 
     done = [method for method in study.methods if found[method]]
     if not done:
         return None
-    reference = REFERENCE if REFERENCE in done else done[0]
+    preferred = START if study.start_all else REFERENCE
+    reference = preferred if preferred in done else done[0]
     compared = _compared(study, {**folders, **others}, found, reference, measures)
     rows = [
         _row(study, length, method, found[method], compared.get(method, {}), trainings[length.by, method])
@@ -178,7 +181,7 @@ def _compared(
         if measure not in found[reference] or not rows:
             continue
         paths = [result_folder(study, folders[name], measure) for name in (reference, *rows)]
-        [comparison] = compare(paths, metrics=[metric_of(measure)], allow_different_splits=True)
+        [comparison] = _compare(paths, measure)
         for name, pair in zip(rows, comparison.pairs, strict=True):
             low, high, p = (
                 (pair.paired.low, pair.paired.high, pair.paired.p) if pair.paired is not None else (math.nan,) * 3
@@ -187,14 +190,19 @@ def _compared(
     return against
 
 
+def _compare(paths: Sequence[Path], measure: str) -> list[Comparison]:
+    """Results of one measure; a study that goes on from its records may have no predictions."""
+    return compare(paths, metrics=[metric_of(measure)], allow_different_splits=True, need_predictions=False)
+
+
 def _pairs(study: Baselines, folders: Mapping[str, Path], names: Sequence[str], main: str) -> AllPairs | None:
     """Every method against every other in the main measure, for the figure of p-values."""
     paths = [result_folder(study, folders[name], main) for name in names]
     paths = [path for path in paths if (path / RESULT).exists()]
     if len(paths) < 2:
         return None
-    [comparison] = compare(paths, metrics=[metric_of(main)], allow_different_splits=True)
-    return all_pairs(comparison, metric_of(main))
+    [comparison] = _compare(paths, main)
+    return all_pairs(comparison, metric_of(main), need_predictions=False)
 
 
 def _row(
@@ -216,7 +224,18 @@ def _row(
         [text for seed in study.seeds if (text := _health(folder_of(study, length, method) / f"seed-{seed}"))],
         paper_numbers(study.films.builder, method),
         study.chosen.get(method, ()),
+        _gone(study, length, method, measures),
     )
+
+
+def _gone(study: Baselines, length: Length, method: str, measures: Mapping[str, Estimate]) -> list[str]:
+    """What a finished row no longer has, because the study went on from its records."""
+    folder = folder_of(study, length, method)
+    needed = {
+        "weights": [folder / f"seed-{seed}" / CHECKPOINTS for seed in study.seeds],
+        "predictions": [result_folder(study, folder, measure) / PREDICTIONS for measure in measures],
+    }
+    return [what for what, paths in needed.items() if not all(path.exists() for path in paths)]
 
 
 def _health(run: Path) -> str:
@@ -289,10 +308,21 @@ def traps(study: Baselines, tables: Sequence[BaselineTable]) -> list[str]:
             "the paper's numbers are of other trunks, films, lengths and protocols, most of them borrowed from other "
             "papers: read them beside ours, not against ours"
         )
+    told += [message for table in tables for message in _from_records(table)]
     for table in tables:
         for row in table.rows:
             told += [f"{row.name}, {table.length}: {health}" for health in row.health if health.startswith("red")]
     return list(dict.fromkeys(told))
+
+
+def _from_records(table: BaselineTable) -> list[str]:
+    """Rows that rest on what an earlier sitting wrote down."""
+    meanings = {
+        "weights": "from the records of an earlier sitting, their weights are gone",
+        "predictions": "without predictions of every task, so not every difference has a test over patients",
+    }
+    rows = {what: [row.name for row in table.rows if what in row.gone] for what in meanings}
+    return [f"{table.length}: {meaning}: {', '.join(rows[what])}" for what, meaning in meanings.items() if rows[what]]
 
 
 def _beaten(table: BaselineTable) -> str:
@@ -322,6 +352,7 @@ def facts(study: Baselines) -> dict[str, str]:
         "labels": study.labels,
         "length": " and ".join(length.words for length in study.lengths),
         "seeds": ", ".join(map(str, study.seeds)),
+        **({"start": f"all methods from {Path(study.start).name}"} if study.start and study.start_all else {}),
         "settings": f"preset {study.preset}; {own or 'defaults'}",
         "chosen by the search": chosen or "no search",
         "machine": f"{environment['system']}, {environment['cores']} cores, torch {environment['packages']['torch']}",

@@ -27,6 +27,7 @@ from afire.detect.fit import detect_settings, detection_subsets, networks_for
 from afire.detect.protocol import plan_test, views_of
 from afire.errors import UserError
 from afire.studies.recorded import PlannedStep, read_step
+from afire.tasks.results import RESULT
 from afire.training.run_folder import environment as run_environment
 from afire.weights import RANDOM
 
@@ -291,6 +292,7 @@ def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, m
         tuple(words),
         resume=("--resume",),
         complete=folder / SETTINGS,
+        makes=folder / SETTINGS,
         inputs=(films.data,),
         machine=tuple(machine),
     )
@@ -311,6 +313,7 @@ def _evaluation_step(bench: Bench, films: BenchSet, method: str, kind: str, mach
         f"{films.name}-{method}-{kind}{seeds}",
         tuple(words),
         needs=tuple(fit_name(bench, films, method, seed) for seed in bench.seeds),
+        makes=bench.out / films.name / method / kind / RESULT,
         inputs=(films.data,),
         machine=tuple(machine),
     )

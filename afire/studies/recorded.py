@@ -5,7 +5,9 @@ What `afire reproduce` and `afire detect bench` run.
 OUT/steps/NAME.json    state, command, a hash of the command and of everything it started from, seconds, memory
 OUT/steps/NAME.log     what the command said
 
-What is done is done only for the same command and the same films; anything else in the same folder is refused.
+What is done is done only for the same command and the same films; anything else in the same folder is refused. What a
+finished step has made may be gone, such as the weights of a run, while nothing that is left to do needs it: a study
+goes on from its records. What is still needed is made again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -35,7 +37,8 @@ class PlannedStep:
 
     ``resume`` words are added when an earlier start began it (and ``resume_when`` exists, if given). ``complete`` is
     what the command writes last: with it there, an earlier start ended just before it could say so. ``keeps`` are
-    copies made at the end, because a later step may write over the originals. ``inputs`` come from outside.
+    copies made at the end, because a later step may write over the originals. ``makes`` is a file that tells whether
+    what later steps (or, where there are none, people) read of it is still there. ``inputs`` come from outside.
     ``machine`` words (device, jobs) decide nothing about the result. ``finishes`` are the exit codes of a command that
     did its work.
     """
@@ -47,6 +50,7 @@ class PlannedStep:
     resume_when: Path | None = None
     complete: Path | None = None
     keeps: tuple[tuple[Path, Path], ...] = ()
+    makes: Path | None = None
     inputs: tuple[Path, ...] = ()
     machine: tuple[str, ...] = ()
     finishes: tuple[int, ...] = (0,)
@@ -118,6 +122,20 @@ def is_done(step: PlannedStep, record: StepFile | None, digest: str) -> bool:
     )
 
 
+def done_steps(steps: Sequence[PlannedStep], out: Path, hashes: Mapping[str, str]) -> set[str]:
+    """Names of the steps with nothing left to run.
+
+    Finished by their record, and what they made is there, or everything that needs it is done as well.
+    """
+    done: set[str] = set()
+    for step in reversed(steps):  # those that need it come after it
+        needing = [other.name for other in steps if step.name in other.needs]
+        there = step.makes is None or step.makes.exists() or (bool(needing) and done.issuperset(needing))
+        if there and is_done(step, read_step(out, step.name), hashes[step.name]):
+            done.add(step.name)
+    return done
+
+
 def refuse_another(out: Path, step: PlannedStep, record: StepFile | None, digest: str) -> None:
     """A step of other settings or other films must not be mixed with these."""
     if record is None or record.hash == digest:
@@ -156,7 +174,8 @@ def run_planned(
     hashes = step_hashes(planned, out)
     for step in planned:
         refuse_another(out, step, read_step(out, step.name), hashes[step.name])
-    steps = [RecordedStep(step, out, hashes[step.name], environment) for step in planned]
+    done = done_steps(planned, out, hashes)
+    steps = [RecordedStep(step, out, hashes[step.name], step.name in done, environment) for step in planned]
     return run_steps(steps, report, jobs=jobs, grace=_SECONDS_TO_SAVE)
 
 
@@ -164,14 +183,22 @@ class RecordedStep(Step):
     """A planned step with its file in ``out``."""
 
     def __init__(
-        self, planned: PlannedStep, out: Path, digest: str, environment: Mapping[str, str] = MappingProxyType({})
+        self,
+        planned: PlannedStep,
+        out: Path,
+        digest: str,
+        done: bool,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.planned, self.out, self.digest, self.environment = planned, out, digest, environment
+        self.planned, self.out, self.digest, self.done, self.environment = planned, out, digest, done, environment
         self.name, self.needs = planned.name, planned.needs
         self.before = read_step(out, planned.name)
+        if self.before is not None and self.before.state == "done" and not done and planned.makes is not None:
+            # Made again from its beginning: what it took the first time is not added.
+            self.before = replace(self.before, state="begun", seconds=0.0, processor_seconds=0.0, peak_bytes=0)
 
     def is_done(self) -> bool:
-        return is_done(self.planned, self.before, self.digest)
+        return self.done
 
     def is_begun(self) -> bool:
         when = self.planned.resume_when

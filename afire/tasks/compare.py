@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from afire.errors import UserError
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import TestScores, bootstrap_means, bootstrap_values
-from afire.tasks.results import SCORE, TRUTH, VALUE, Result, find_results, read_predictions, read_result
+from afire.tasks.results import PREDICTIONS, SCORE, TRUTH, VALUE, Result, find_results, read_predictions, read_result
 
 Floats = NDArray[np.float64]
 _SEED, _DRAWS = 0, 2000
@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pair:
-    """A result against the reference, in one metric. ``paired`` is None where the test films differ."""
+    """A result against the reference, in one metric. ``paired`` is None where test films differ or predictions lack."""
 
     name: str
     reference: str
@@ -58,12 +58,17 @@ class Comparison:
 
 
 def compare(
-    paths: Sequence[Path], *, metrics: Sequence[str] | None = None, allow_different_splits: bool = False
+    paths: Sequence[Path],
+    *,
+    metrics: Sequence[str] | None = None,
+    allow_different_splits: bool = False,
+    need_predictions: bool = True,
 ) -> list[Comparison]:
     """Compare results, a comparison for each label fraction. A path may hold several results (fractions, methods).
 
     Results whose split hashes differ are refused unless ``allow_different_splits``: then all of them form one
-    comparison, and those tested on other films have no paired bootstrap.
+    comparison, and those tested on other films have no paired bootstrap. Nor have those without their predictions,
+    where they are not needed.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in find_results(path)))
     if len(folders) < 2:
@@ -71,7 +76,7 @@ def compare(
     results = [read_result(folder) for folder in folders]
     entries = [Entry(*entry) for entry in zip(folders, results, _names(folders, results), strict=True)]
     if allow_different_splits:
-        return [_compare(entries, metrics)]
+        return [_compare(entries, metrics, need_predictions)]
     groups = {fraction: [e for e in entries if e.result.fraction == fraction] for fraction in _fractions(entries)}
     for group in groups.values():
         _refuse_other_splits(group)
@@ -81,7 +86,7 @@ def compare(
             f"{alone[0].path} was trained on {100 * alone[0].result.fraction:g} % of the labels, which no other result "
             "was; leave it out, or add --allow-different-splits."
         )
-    return [_compare(group, metrics) for group in groups.values()]
+    return [_compare(group, metrics, need_predictions) for group in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,11 @@ class AllPairs:
     p_runs: Floats
 
 
-def all_pairs(comparison: Comparison, metric: str | None = None) -> AllPairs:
+def all_pairs(comparison: Comparison, metric: str | None = None, need_predictions: bool = True) -> AllPairs:
     """The same tests as against the first result, for all pairs of a comparison."""
     metric = metric or comparison.metrics[0]
     entries = comparison.entries
-    draws = [_draws(entry)[metric] for entry in entries]
+    draws = [_draws(entry, need_predictions).get(metric) for entry in entries]
     number = len(entries)
     difference, patients, runs = (np.full((number, number), np.nan) for _ in range(3))
     for row in range(number):
@@ -141,7 +146,7 @@ def _refuse_other_splits(entries: Sequence[Entry]) -> None:
             )
 
 
-def _compare(entries: list[Entry], wanted: Sequence[str] | None) -> Comparison:
+def _compare(entries: list[Entry], wanted: Sequence[str] | None, need_predictions: bool) -> Comparison:
     reference = entries[0]
     labels = reference.result.labels
     for entry in entries[1:]:
@@ -151,9 +156,9 @@ def _compare(entries: list[Entry], wanted: Sequence[str] | None) -> Comparison:
                 f"{', '.join(entry.result.labels)}; only results about the same labels can be compared."
             )
     metrics = _shared_metrics(entries, wanted)
-    draws = [_draws(entry) for entry in entries]
+    draws = [_draws(entry, need_predictions) for entry in entries]
     pairs = [
-        _pair(entry, reference, metric, draws[number][metric], draws[0][metric])
+        _pair(entry, reference, metric, draws[number].get(metric), draws[0].get(metric))
         for number, entry in enumerate(entries)
         if number
         for metric in metrics
@@ -171,18 +176,24 @@ def _shared_metrics(entries: Sequence[Entry], wanted: Sequence[str] | None) -> l
     return list(wanted or shared)
 
 
-def _pair(entry: Entry, reference: Entry, metric: str, draws: Floats, reference_draws: Floats) -> Pair:
+def _pair(entry: Entry, reference: Entry, metric: str, draws: Floats | None, reference_draws: Floats | None) -> Pair:
     ours, theirs = entry.result.metrics[metric], reference.result.metrics[metric]
     difference = ours.mean - theirs.mean
     paired = None
-    if entry.result.test_hash == reference.result.test_hash:
+    same_films = entry.result.test_hash == reference.result.test_hash
+    if same_films and draws is not None and reference_draws is not None:
         paired = m.paired_difference(difference, draws - reference_draws)
     values = [[value for value in side.values if not np.isnan(value)] for side in (ours, theirs)]
     return Pair(entry.name, reference.name, metric, difference, paired, m.t_test(values[0], values[1]))
 
 
-def _draws(entry: Entry) -> dict[str, Floats]:
-    """Each metric of a result in every draw of patients. Equal test films give equal draws, so results pair up."""
+def _draws(entry: Entry, needed: bool) -> dict[str, Floats]:
+    """Each metric of a result in every draw of patients. Equal test films give equal draws, so results pair up.
+
+    Empty where predictions are not there and not ``needed``.
+    """
+    if not needed and not (entry.path / PREDICTIONS).exists():
+        return {}
     predictions = read_predictions(entry.path)
     test = predictions[predictions["part"] == "test"]
     generator = np.random.default_rng(_SEED)
@@ -221,8 +232,11 @@ def _notes(entries: Sequence[Entry], pairs: Sequence[Pair]) -> list[str]:
     splits = {entry.result.split_hash for entry in entries}
     if len(splits) > 1:
         notes.append("not all of these results use the same split: differences may come from the films")
-    if any(pair.paired is None for pair in pairs):
+    tested = {entry.result.test_hash for entry in entries}
+    if len(tested) > 1:
         notes.append("results tested on other films than the first have no paired bootstrap")
+    elif any(pair.paired is None for pair in pairs):
+        notes.append("results without their predictions have no paired bootstrap")
     if any(_has_folds(entry) for entry in entries):
         notes.append(
             "folds of one split are not independent, because they share training films: p-values of the t-test over "

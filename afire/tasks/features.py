@@ -358,6 +358,20 @@ def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     return torch.cat(values).unsqueeze(1).numpy()
 
 
+@torch.no_grad()
+def network_features(
+    network: nn.Module, films: Films, rows: NDArray[np.int64], device: torch.device
+) -> NDArray[np.float32]:
+    """What a network that is no trunk of ours says of each film, (len(rows), D)."""
+    values = []
+    with progress("features", len(rows), "films") as bar:
+        for start in range(0, len(rows), FEATURE_BATCH):
+            batch = rows[start : start + FEATURE_BATCH]
+            values.append(network(films.batch(batch).to(device)).float().cpu())
+            bar.advance(len(batch))
+    return torch.cat(values).numpy()
+
+
 def laplacian_variance(images: Tensor) -> Tensor:
     """(B, 1, S, S) -> (B,), over the pixels that have four neighbours."""
     return F.conv2d(images, _LAPLACIAN.to(images)).flatten(1).var(dim=1, correction=0)

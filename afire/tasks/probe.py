@@ -27,10 +27,18 @@ from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
-from afire.tasks.features import TRIVIAL, data_content_hash, film_features, trivial_features, trivial_hash
+from afire.tasks.features import (
+    TRIVIAL,
+    data_content_hash,
+    film_features,
+    network_features,
+    trivial_features,
+    trivial_hash,
+)
 from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.results import Result, Run, plan_runs
 from afire.weights import WeightsBySeed, pick_device
+from afire.weights.lite0 import LITE0, open_lite0
 
 Floats = NDArray[np.float64]
 Method = Literal["linear", "knn"]
@@ -70,7 +78,8 @@ def run_probe(
     task: ProbeTask, fractions: Sequence[float] = (1.0,)
 ) -> Iterator[tuple[float, tuple[Result, pd.DataFrame]]]:
     """For each label fraction its result and predictions, in the order given."""
-    features = _TrivialFeatures(task) if task.weights in TRIVIAL else _EncoderFeatures(task)
+    kinds = {LITE0: _Lite0Features, **dict.fromkeys(TRIVIAL, _TrivialFeatures)}
+    features: _Features = kinds.get(task.weights, _EncoderFeatures)(task)
     films = features.films
     names, truth = task_labels(films.manifest, task.labels)
     content = data_content_hash(films)
@@ -171,7 +180,7 @@ class _TrivialFeatures:
         self.kind = task.weights
         image = config_for(task.config or Config(), task.data).image
         self.films: Films = open_films(task.data, task.root, image.size, image.fit, image.voi)
-        self.name = TRIVIAL[self.kind]
+        self.name = {LITE0: "EfficientNet-Lite0", **TRIVIAL}[self.kind]
         self.report = "no weights"
         self.differ = False
         self.settings: dict[str, Any] = {}
@@ -184,6 +193,25 @@ class _TrivialFeatures:
         rows = _used(runs)
         features = _spread(trivial_features(self.kind, self.films, rows), rows, len(self.films))
         return Source(lambda _: features, lambda _: trivial_hash(self.kind))
+
+
+class _Lite0Features(_TrivialFeatures):
+    """Features of a convolutional network that learnt ImageNet: the same for every seed."""
+
+    def __init__(self, task: ProbeTask) -> None:
+        network, self.hash = open_lite0()
+        super().__init__(task)
+        self.device = pick_device(task.device)
+        self.network = network.to(self.device)
+        self.report = "ImageNet weights of EfficientNet-Lite0, films enlarged to 224 px"
+
+    def source(self, runs: Sequence[Run]) -> Source:
+        rows = _used(runs)
+        features = _spread(network_features(self.network, self.films, rows, self.device), rows, len(self.films))
+        return Source(lambda _: features, lambda _: self.hash)
+
+
+_Features = _EncoderFeatures | _TrivialFeatures
 
 
 def _used(runs: Sequence[Run]) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ from afire.errors import UserError
 from afire.files import write_atomic
 from afire.lesions.places import keyed, unit
 from afire.methods.base import depth_draws
-from afire.nn import distributed
+from afire.nn import distributed, vit
 from afire.nn.vit import VisionTransformer
 from afire.tasks.features import predict
 from afire.tasks.results import Rows
@@ -262,9 +262,8 @@ def make_layered_optimizer(model: nn.Module, depth: int, config: SupervisedConfi
 
 def layer_of(name: str, depth: int) -> int:
     """0 for patches, tokens and positions, 1 + i for block i, depth + 1 for the norm and everything outside."""
-    if name.startswith("encoder.blocks."):
-        return 1 + int(name.split(".")[2])
-    return 0 if name.startswith("encoder.") and not name.startswith("encoder.norm.") else depth + 1
+    inside = name.startswith("encoder.")
+    return vit.layer_of(name.removeprefix("encoder."), depth) if inside else depth + 1
 
 
 def learning_rate(config: SupervisedConfig, step: int, steps_per_epoch: int) -> float:

@@ -147,14 +147,24 @@ def make_accelerator(
 
 
 def make_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], training: TrainingConfig, kind: Literal["adamw", "sgd"] = "adamw"
+    parameters: Iterable[tuple[str, nn.Parameter]],
+    training: TrainingConfig,
+    kind: Literal["adamw", "sgd"] = "adamw",
+    layers_behind: Callable[[str], int] = lambda _: 0,
 ) -> torch.optim.Optimizer:
-    """With weight decay on matrices only: none on biases, norms, tokens and positions."""
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    """With weight decay on matrices only: none on biases, norms, tokens and positions.
+
+    Groups carry ``scale``, a factor on the learning rate: ``layer_decay`` once for each of the ``layers_behind`` a
+    parameter.
+    """
+    layers: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters:
-        (decayed if decays(name, parameter) else plain).append(parameter)
-    groups = [{"params": decayed, "decays": True}, {"params": plain, "decays": False}]
+        behind = layers_behind(name) if training.layer_decay < 1 else 0
+        layers.setdefault((behind, not decays(name, parameter)), []).append(parameter)
+    groups = [
+        {"params": own, "decays": not plain, "scale": training.layer_decay**behind}
+        for (behind, plain), own in sorted(layers.items(), key=lambda item: item[0])
+    ]
     if kind == "sgd":
         return torch.optim.SGD(groups, lr=training.learning_rate, momentum=training.beta1)
     return torch.optim.AdamW(groups, lr=training.learning_rate, betas=(training.beta1, training.beta2), fused=True)

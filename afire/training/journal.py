@@ -60,10 +60,10 @@ class Journal(ABC):
         self._trackers: Trackers | None = None
 
     def __enter__(self) -> Self:
-        self.start = self.last_line = time.perf_counter()
         if self.main:
             self._file = (self.out / METRICS).open("a", encoding="utf-8")
             self._trackers = Trackers(self._tracking, self.out, self.first_step, self._settings)
+        self.start = self.last_line = time.perf_counter()  # to open what tracks a run is part of its start
         return self
 
     def __exit__(

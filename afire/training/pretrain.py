@@ -200,6 +200,9 @@ class Pretraining(Trainer):
         super().__init__(ranks, films, plan, steps, folder, config.run, recipe.clip)
         self.data = {"source": source, "films": len(films), "used": len(rows), "hash": data_hash(films, rows)}
         self.model = learner(config)
+        if recipe.frozen_blocks and start is None and not resume:
+            raise UserError("training.frozen_blocks keeps blocks as they start: at random; give weights with --init.")
+        self.model.hold_blocks()
         self._check_phases()
         if labels is not None:
             self.model.begin_labels(labels)
@@ -234,7 +237,8 @@ class Pretraining(Trainer):
     def _make_optimizers(self) -> None:
         recipe, kind = self.config.training, self.model.optimizer
         self.optimizers = {
-            turn: make_optimizer(self.model.parameters_of(turn), recipe, kind) for turn in self.model.turns
+            turn: make_optimizer(self.model.parameters_of(turn), recipe, kind, self.model.layers_behind)
+            for turn in self.model.turns
         }
 
     # Phases
@@ -282,7 +286,7 @@ class Pretraining(Trainer):
         rates = self.schedules.at(self.step)
         for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = rates.learning_rate
+                group["lr"] = rates.learning_rate * group["scale"]
                 group["weight_decay"] = rates.weight_decay if group["decays"] else 0.0
         return {**rates._asdict(), **self.model.schedule(self._progress())}
 

@@ -141,6 +141,16 @@ def test_picks_the_kth_chosen_pixel() -> None:
     assert (column[2] == 8).all() and (row[2] == 6).all()
 
 
+def test_picks_above_a_threshold_as_from_the_pixels_themselves() -> None:
+    # Eighths: many lie on the threshold.
+    films = (torch.rand(4, 11, 300, generator=torch.Generator().manual_seed(1)) * 8).round() / 8
+    threshold = torch.tensor([0.0, 0.5, 0.875, 1.0])
+    draws = torch.arange(0, 1 << DRAW_BITS, 1 << 12).expand(4, -1)
+    picked = PixelPicker.above(films, threshold).pick(draws)
+    expected = PixelPicker(films > threshold[:, None, None]).pick(draws)
+    assert all(torch.equal(*pair) for pair in zip(picked, expected, strict=True))
+
+
 def dice(found: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
     return 2 * (found & true).sum((1, 2)) / (found.sum((1, 2)) + true.sum((-2, -1)))
 

@@ -16,7 +16,7 @@ from reference import lesions as slow
 from afire.config import LesionConfig
 from afire.lesions import synthesis as module
 from afire.lesions.places import PixelPicker, drawn, keyed, lung_field, otsu_threshold
-from afire.lesions.synthesis import Lesions, plan, synthesize, synthesize_keyed, token_labels
+from afire.lesions.synthesis import Lesions, paint, plan, synthesize, synthesize_keyed, token_labels
 
 EVERYTHING = LesionConfig(rotate=True, irregularity=0.3, haze=0.5, place="lungs", views=3, fade=True)
 KINDS = [LesionConfig(), EVERYTHING, LesionConfig(kind="anatpaste", views=2)]
@@ -267,6 +267,21 @@ def test_wrong_input_is_named(films: torch.Tensor) -> None:
 def test_a_little_overshoot_is_clipped(films: torch.Tensor) -> None:
     lesioned, _ = synthesize((films * 1.001 - 0.0005), generator=seeded())
     assert lesioned.min() >= 0 and lesioned.max() <= 1
+    _, mask = synthesize(films * 0 - 0.0005, generator=seeded())
+    assert mask.min() >= 0
+
+
+def test_the_order_of_lesions_does_not_show(films: torch.Tensor) -> None:
+    config = LesionConfig(count_min=16, count_max=16, size_min=100, size_max=200, amplitude_min=0.1)
+    gray = films[:, 0]
+    lesions = plan(gray, PixelPicker.above(gray, otsu_threshold(gray)), drawn((len(gray), 1, 16), seeded()), config)
+    order = torch.arange(len(lesions))
+    masks = [
+        paint(gray, lesions.where(some), config, torch.zeros(1, *gray.shape)).clamp(max=1)
+        for some in (order, order.flip(0), order.roll(7))
+    ]
+    assert (masks[0] == 1).any() and (masks[0] < 1).any()
+    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
 
 
 def test_known_lesions_stay_what_they_were() -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +25,12 @@ def web_plugin() -> Path | None:
     """The DICOMweb plug-in, where Debian puts it."""
     found = [path for folder in PLUGINS for path in folder.glob("libOrthancDicomWeb.so*")]
     return found[0] if found else None
+
+
+def storescu() -> str | None:
+    """dcmtk's program: pynetdicom installs another of that name beside this Python."""
+    own = Path(sys.executable).parent
+    return shutil.which("storescu", path=os.pathsep.join(one for one in os.get_exec_path() if Path(one) != own))
 
 
 def free_port() -> int:
@@ -92,6 +99,12 @@ class Orthanc:
             except subprocess.TimeoutExpired:
                 self.kill()
             self._process = None
+
+    def cpu_seconds(self) -> float:
+        """What it has taken of the processor so far."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def url(self) -> str:

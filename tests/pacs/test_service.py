@@ -7,9 +7,11 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("pynetdicom")
 
@@ -324,3 +326,26 @@ def test_health(start_service: StartService, pacs: Pacs) -> None:
 def test_a_port_that_is_taken_is_one_message(start_service: StartService, pacs: Pacs) -> None:
     with pytest.raises(UserError, match=f"port {pacs.port}"):
         start_service(port=pacs.port)
+
+
+def test_scorers_keep_to_their_share_of_the_cores(
+    start_service: StartService, pacs: Pacs, detector: AnomalyDetector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    score = type(detector).score
+
+    def noted(self: AnomalyDetector, *words: Any, **named: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return score(self, *words, **named)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        monkeypatch.setattr(type(detector), "score", noted)
+        service = start_service(workers=2)
+        assert torch.get_num_threads() == 4, "others keep theirs"
+        assert store(service.port, dataset(0)) == [0]
+        wait_for(lambda: len(pacs.ids()) == 2)
+    finally:
+        torch.set_num_threads(before)
+    assert used == [2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from pydicom.uid import ComprehensiveSRStorage, SecondaryCaptureImageStorage
 
 from tests.pacs.drill import FilmSender, die_after_each_step, lives
 from tests.pacs.films import STUDY, dataset, encoded, film, instance, pixels
-from tests.pacs.orthanc import PROGRAM, Orthanc, free_port, web_plugin
+from tests.pacs.orthanc import PROGRAM, Orthanc, free_port, storescu, web_plugin
 from tests.pacs.peers import LOOPBACK, StartService, store, wait_for
 from tests.pacs.test_service import expected, identifying
 
@@ -68,12 +67,12 @@ def test_a_film_sent_by_storescu_is_seen_in_orthanc(
 ) -> None:
     service = start_service(send=f"dicomweb:{orthanc.url}/dicom-web", kinds=("sc", "sr", "seg", "gsps"))
     path = film(tmp_path / "film.dcm")
-    storescu = shutil.which("storescu")
-    if storescu is None:
+    program = storescu()
+    if program is None:
         pytest.skip("storescu (dcmtk) is not installed")
     orthanc.post("/instances", path.read_bytes())
     words = ["-aet", "SENDER", "-aec", "AFIRE", LOOPBACK, str(service.port), str(path)]
-    subprocess.run([storescu, *words], check=True, capture_output=True)
+    subprocess.run([program, *words], check=True, capture_output=True)
     wait_for(lambda: expected(model, [0]) <= orthanc.ids() and not service.spool.has_work())
     [study] = orthanc.get("/studies?expand")
     assert study["MainDicomTags"]["StudyInstanceUID"] == STUDY

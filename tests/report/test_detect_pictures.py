@@ -48,6 +48,13 @@ def test_nothing_below_the_scale_is_coloured_and_the_scale_is_not_stretched(tmp_
     assert np.ptp(strong.reshape(-1, 3), axis=0).max() <= 2
 
 
+def test_a_large_film_keeps_its_size_and_its_overlay_is_half_of_it(tmp_path: Path) -> None:
+    large = drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32), (512, 400))
+    pictures = Painter(tmp_path, SCALE, "squash")(large).pictures
+    assert Image.open(tmp_path / pictures["film"]).size == (400, 512)
+    assert Image.open(tmp_path / pictures["overlay"]).size == (200, 256)
+
+
 def test_every_picture_is_written_and_has_the_films_proportions(tmp_path: Path) -> None:
     drawn = Painter(tmp_path, SCALE, "squash")(drawing(tmp_path / "a.png", np.full((4, 4), 5.0, np.float32)))
     assert set(drawn.pictures) == {"film", "heat", "overlay", "restored", "difference"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from afire.studies.baselines import (
     TASKS,
     Baselines,
     Length,
+    method_config,
     open_study_set,
     parse_names,
     plan_steps,
@@ -27,6 +29,7 @@ from afire.studies.baselines import (
 )
 from afire.studies.baselines_search import OWN, RATES, choose, development, plan_choices, search_steps
 from afire.studies.baselines_table import collect, facts, paper_numbers, traps
+from afire.studies.recorded import StepFile, done_steps, step_hashes
 from tests import commands
 from tests.studies.conftest import SMALLEST, draw_pack
 from tests.tasks.test_compare import write_scored
@@ -99,17 +102,95 @@ def test_test_films_come_after_all_pretrainings(study: Baselines) -> None:
     assert kinds[:12] == ["pretrain"] * 12 and "pretrain" not in kinds[12:]
     names = [step.name for step in steps]
     assert names[:4] == ["flops-afire-0", "flops-mae-0", "flops-genesis-0", "epochs-afire-0"]
-    assert {"beside-random-probe", "beside-area-probe", "beside-sharpness-probe", "beside-random-knn"} <= {*names}
+    assert {f"beside-{name}-0-1" for name in ("random-probe", "area-probe", "sharpness-probe", "random-knn")} <= {
+        *names
+    }
     by_name = {step.name: step for step in steps}
-    assert by_name["flops-mae-probe"].needs == ("flops-mae-0", "flops-mae-1")
-    assert (
-        "seed-{seed}" in by_name["flops-mae-probe"].command
-        and "--fraction 1,10,100" in by_name["flops-mae-probe"].command
-    )
+    probe = by_name["flops-mae-probe-0-1"]
+    assert probe.needs == ("flops-mae-0", "flops-mae-1")
+    assert "seed-{seed}" in probe.command and "--fraction 1,10,100" in probe.command
     assert by_name["flops-mae-gaussian-1"].needs == ("flops-mae-1",)
     assert "--set score=gaussian --set adapt.epochs=0" in by_name["flops-mae-gaussian-1"].command
-    assert "--set training.epochs=1" in by_name["epochs-mae-finetune"].command
+    assert "--set training.epochs=1" in by_name["epochs-mae-finetune-0-1"].command
     assert "head.hidden" not in by_name["flops-mae-0"].command and "head.hidden" in by_name["flops-afire-0"].command
+
+
+def test_in_turn_a_method_is_finished_before_the_next(study: Baselines) -> None:
+    study = replace(study, in_turn=True, lengths=study.lengths[:1], tasks=["probe", "gaussian"])
+    trainings = {("flops", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
+    steps = plan_steps(study, trainings)  # type: ignore[arg-type]
+    kinds = [f"{step.words[0]} {step.words[1]}" if step.words[0] == "detect" else step.words[0] for step in steps]
+    row = ["probe", "detect fit", "detect fit", "detect eval"]
+    trivial = ["probe"] * 3
+    assert kinds == ["pretrain"] * 2 + trivial + row + (["pretrain"] * 2 + row) * 2
+    assert len({step.name for step in steps}) == len(steps)
+    plain = plan_steps(replace(study, in_turn=False), trainings)  # type: ignore[arg-type]
+    assert {step.name: step.words for step in plain} == {step.name: step.words for step in steps}
+
+
+def test_a_study_goes_on_from_its_records(study: Baselines) -> None:
+    """Where the results of a method are there, its weights need not be; what is left to do still gets them."""
+    study = replace(study, methods=["mae"], seeds=[0], lengths=study.lengths[:1], tasks=["probe", "knn"])
+    trainings = {("flops", "mae"): plan_training(study, "mae", study.lengths[0])}
+    steps = plan_steps(study, trainings)  # type: ignore[arg-type]
+    hashes = step_hashes(steps, study.out)
+    for step in steps:
+        StepFile("done", hashes[step.name], step.command, 1.0).write(study.out, step.name)
+        if step.makes is not None and step.words[0] == "probe":
+            step.makes.parent.mkdir(parents=True, exist_ok=True)
+            step.makes.touch()
+    assert done_steps(steps, study.out, hashes) == {step.name for step in steps}
+    (study.out / "flops" / "mae" / "knn" / "result.json").unlink()
+    left = {step.name for step in steps} - done_steps(steps, study.out, hashes)
+    assert left == {"flops-mae-0", "flops-mae-knn-0"}
+
+
+def test_another_split_is_another_study(study: Baselines, tmp_path: Path) -> None:
+    given = tmp_path / "split.json"
+    given.write_text("{}")
+    study = replace(study, methods=["mae"], lengths=study.lengths[:1], films=replace(study.films, split=given))
+    trainings = {("flops", "mae"): plan_training(study, "mae", study.lengths[0])}
+    before = step_hashes(plan_steps(study, trainings), study.out)  # type: ignore[arg-type]
+    moved = replace(study, films=replace(study.films, split=given.rename(tmp_path / "moved.json")))
+    assert step_hashes(plan_steps(moved, trainings), study.out) == before, "where it lies says nothing"  # type: ignore[arg-type]
+    (tmp_path / "moved.json").write_text("{ }")
+    after = step_hashes(plan_steps(moved, trainings), study.out)  # type: ignore[arg-type]
+    assert not set(before.values()) & set(after.values())
+
+
+def test_all_methods_start_from_one_file(study: Baselines, packed: Path, tmp_path: Path) -> None:
+    said = {"encoder": {"size": None, "width": 24, "depth": 2, "heads": 2}, "image": {"size": 64, "channels": 3}}
+    plain = [word for word in SMALL if not word.startswith("encoder.")]
+    start = tmp_path / "vit.safetensors"
+    start.write_bytes(b"weights")
+    study = replace(
+        study,
+        methods=["imagenet", "mae"],
+        lengths=study.lengths[1:],
+        settings={"pretrain": plain},
+        start=str(start),
+        start_all=True,
+        said=said,
+    )
+    frozen = replace(study, settings={"pretrain": [*plain, "training.frozen_blocks=1"]})
+    free, held = (plan_training(each, "mae", study.lengths[0]) for each in (study, frozen))
+    assert held.parameters < free.parameters and held.flops < free.flops, "what is frozen costs no backward"
+    assert method_config(study, "mae", free.words).encoder.width == 24
+    assert method_config(replace(study, start_all=False), "mae", free.words).encoder.width != 24
+    trainings = {("epochs", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
+    steps = {step.name: step for step in plan_steps(study, trainings)}  # type: ignore[arg-type]
+    assert f"--init {start}" in steps["epochs-mae-0"].command and start in steps["epochs-mae-0"].inputs
+    random = steps["beside-random-probe-0-1"].command
+    assert "--set encoder.width=24" in random and "--set encoder.size=null" in random and "image.size=64" not in random
+    alone = {step.name: step for step in plan_steps(replace(study, start_all=False), trainings)}  # type: ignore[arg-type]
+    assert "--init" in alone["epochs-imagenet-0"].words and "--init" not in alone["epochs-mae-0"].words
+    study = replace(study, fractions=[50, 100])
+    for method in study.methods:
+        for percent in study.fractions:
+            out = study.out / "epochs" / method / "probe" / f"{percent:g}pct"
+            write_scored(out, PackedFilms(packed), 1.0, [0, 1], percent / 100)
+    [table] = collect(study, trainings)  # type: ignore[arg-type]
+    assert table.reference == "imagenet" and facts(study)["start"] == "all methods from vit.safetensors"
 
 
 def test_a_search_is_equal_and_sees_no_test_film(study: Baselines, packed: Path) -> None:
@@ -208,6 +289,26 @@ def test_what_is_not_there_has_no_row(study: Baselines, packed: Path) -> None:
     assert [row.name for row in table.rows] == ["mae"] and table.reference == "mae" and table.pairs is None
 
 
+def test_rows_that_rest_on_records_say_so(study: Baselines, packed: Path) -> None:
+    study = replace(study, lengths=study.lengths[:1], fractions=[50, 100], methods=["afire", "mae"])
+    trainings = {("flops", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
+    fill(study, packed, {"afire": 0.6, "mae": 3.0})
+    for seed in study.seeds:
+        (study.out / "flops" / "afire" / f"seed-{seed}" / "checkpoints").mkdir(parents=True)
+    [table] = collect(study, trainings)  # type: ignore[arg-type]
+    told = traps(study, [table])
+    assert any(line.endswith("from the records of an earlier sitting, their weights are gone: mae") for line in told)
+    assert not any("without predictions" in line for line in told)
+    for file in (study.out / "flops" / "mae").rglob("predictions.parquet"):
+        file.unlink()
+    [table] = collect(study, trainings)  # type: ignore[arg-type]
+    mae = table.rows[1]
+    assert mae.name == "mae" and np.isnan(mae.against["probe-100"].p_patients) and mae.against["probe-100"].p_seeds < 1
+    assert table.pairs is not None and np.isnan(table.pairs.p_patients).all()
+    assert any("not every difference has a test over patients: mae" in line for line in traps(study, [table]))
+    assert "nan" not in rows_table(table).markdown()
+
+
 def test_the_papers_numbers_stand_beside_the_nearest_measure() -> None:
     assert paper_numbers("nih", "dira") == pytest.approx({"finetune": 0.827})
     assert paper_numbers("siim", "pcrl") == pytest.approx({"segment": 0.813})
@@ -236,5 +337,10 @@ def test_a_study_is_killed_goes_on_and_ends_in_a_table(packed: Path, tmp_path: P
     rows = {row["name"]: row for row in table["rows"]}
     assert set(rows) == {"mae", "genesis", "random weights", "original area only", "sharpness only"}
     assert rows["mae"]["core_minutes"] > 0 and rows["mae"]["health"] and rows["mae"]["training"]["epochs"] >= 1
+    for folder in (out / "flops").glob("*/seed-*/checkpoints"):
+        shutil.rmtree(folder)
+    again = commands.run(*words)
+    assert "their weights are gone: mae, genesis" in " ".join(again.stdout.split())
+    assert not list((out / "flops").glob("*/seed-*/checkpoints"))
     other = commands.run(*[word if word != "0.0005" else "0.05" for word in words], expect=2)
     assert "repeat the earlier settings, or choose another --out" in other.stderr

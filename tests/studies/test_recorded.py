@@ -108,6 +108,31 @@ def test_copies_are_kept_and_made_again(tmp_path: Path) -> None:
     assert run([step], tmp_path)[1] == ["one resume", "one done"] and kept.read_text() == "1"
 
 
+def test_what_a_step_made_may_be_gone_while_nothing_needs_it(tmp_path: Path) -> None:
+    weights, result = tmp_path / "weights", tmp_path / "result"
+    train = PlannedStep("train", ("write", str(weights), "1"), resume=("--resume",), makes=weights)
+    probe = PlannedStep("probe", ("write", str(result), "2"), ("train",), makes=result)
+    run([train, probe], tmp_path)
+    weights.unlink()
+    assert run([train, probe], tmp_path)[1] == ["train before", "probe before"] and not weights.exists()
+    later = PlannedStep("later", ("a",), ("train",))
+    assert run([train, probe, later], tmp_path)[1][:3] == ["train resume", "train done", "probe before"]
+    assert weights.exists() and called(tmp_path)[-1] == "a"
+
+
+def test_what_was_made_again_took_its_own_time(tmp_path: Path) -> None:
+    result = tmp_path / "result"
+    probe = PlannedStep("probe", ("write", str(result), "2"), makes=result)
+    run([probe], tmp_path)
+    first = read_step(tmp_path, "probe")
+    assert first is not None
+    replace(first, seconds=1000.0, processor_seconds=1000.0).write(tmp_path, "probe")
+    result.unlink()
+    assert run([probe], tmp_path)[1] == ["probe resume", "probe done"] and result.exists(), "nobody else has it"
+    again = read_step(tmp_path, "probe")
+    assert again is not None and again.state == "done" and again.seconds < 500
+
+
 def test_another_command_or_other_films_are_refused(tmp_path: Path) -> None:
     film = tmp_path / "films.csv"
     film.write_text("a")

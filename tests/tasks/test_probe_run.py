@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from afire.config import Config
 from afire.data.pack import PackedFilms
@@ -44,6 +45,15 @@ def test_metadata_sees_the_size_of_the_originals(task: ProbeTask) -> None:
     for kind, name in (("metadata", "metadata only"), ("area", "original area only")):
         ((_, (result, _)),) = run_probe(dataclasses.replace(task, weights=kind))
         assert result.metrics["auc"].mean > 0.85 and result.weights["name"] == name
+
+
+def test_a_convolutional_network_is_probed_like_any_other(task: ProbeTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten())  # stands in for Lite0
+    monkeypatch.setattr("afire.tasks.probe.open_lite0", lambda: (network, "a" * 64))
+    for method in ("linear", "knn"):
+        ((_, (result, _)),) = run_probe(dataclasses.replace(task, weights="lite0", method=method))
+        assert result.metrics["auc"].mean > 0.8 and result.weights["name"] == "EfficientNet-Lite0"
+        assert {run.weights_hash for run in result.runs} == {"a" * 64}
 
 
 def test_fractions_use_less_of_train_and_the_same_test(task: ProbeTask) -> None:
