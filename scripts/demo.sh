@@ -43,6 +43,9 @@ afire probe --weights "$out/run" --data "$out/pack" --split "$out/splits/split.j
 afire compare "$out/probe-random" "$out/probe"
 say "11. The detectors side by side: AUC, and how often the hottest point lies in the finding"
 afire compare "$out/eval-builtin" "$out/eval-adapted"
+for detector in builtin adapted; do  # the page's row: where, 95 % interval, chance
+  printf '%s: %s\n' "$detector" "$(grep 'hottest point inside' "$out/eval-$detector/detect.md")"
+done
 say "Done. Look at:"
 printf '  %s\n' "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/run/pictures" "$out/probe/result.md" \
   "$out/audit/audit.html" "$out/detect-builtin/report.html" "$out/detect/report.html"
