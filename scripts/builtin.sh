@@ -1,5 +1,5 @@
 #!/bin/sh
-# Remakes afire/builtin, the detector that comes with the package: drawn films alone, no patient's. About fifteen minutes on two
+# Remakes afire/builtin, the detector that comes with the package: drawn films alone, no patient's. A quarter of an hour on two
 # idle cores. Numbers follow from the seeds; another machine may differ in the last bits of the weights.
 set -eu
 work=${1:-builtin-work}
