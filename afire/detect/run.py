@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any, TextIO, TypeVar
@@ -56,7 +57,7 @@ from afire.progress import progress
 LONGEST_SIDE = 512  # of a film as it is shown
 BATCH = 32
 _MOST_SIDE_BY_SIDE = 8  # batches: each holds its own activations
-_FEWEST = 4  # films of a batch
+_FEWEST = 4  # films of a batch, where there are so few that not every thread gets one
 PAGE = "report.html"
 _WRITTEN = (JOURNAL, CSV, JSON, PAGE)
 T = TypeVar("T")
@@ -208,12 +209,14 @@ def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> lis
 
 
 def _batches(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
-    """Batches of ``most`` films, smaller ones towards the end: so all threads have something to do until it."""
-    start = 0
-    while start < len(jobs):
-        size = min(most, max(_FEWEST, -(-(len(jobs) - start) // (2 * workers))))
-        yield jobs[start : start + size]
-        start += size
+    """Batches of nearly one size, at most ``most`` films, and as many for each thread: all end at about the same time.
+
+    No small ones towards the end: a batch costs the networks as much as one or two films more, whatever its size.
+    """
+    rounds = -(-len(jobs) // (most * workers))
+    count = rounds * workers if rounds > 1 else min(workers, -(-len(jobs) // min(_FEWEST, most)))
+    for start, end in pairwise(number * len(jobs) // count for number in range(count + 1) if count):
+        yield jobs[start:end]
 
 
 def side_by_side(detector: AnomalyDetector, workers: int) -> int:
