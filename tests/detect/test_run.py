@@ -17,7 +17,7 @@ from afire.data.decode import fit_square, read_film
 from afire.data.film import FilmInfo
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import JOURNAL, FilmResult
-from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector
+from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector, side_by_side
 from afire.errors import UserError
 
 FILMS = 12
@@ -106,6 +106,15 @@ def test_batches_hold_every_film_once_and_are_shared_evenly(films: int, workers:
     sizes = [len(batch) for batch in batches]
     assert all(0 < size <= most for size in sizes) and max(sizes, default=0) - min(sizes, default=0) <= 1
     assert films <= 4 * workers or len(sizes) % workers == 0, "no thread is left alone with a whole batch at the end"
+
+
+def test_a_batch_of_a_large_network_takes_several_cores(
+    detector: AnomalyDetector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [side_by_side(detector, workers) for workers in (1, 2, 64)] == [1, 2, 8]
+    monkeypatch.setattr("afire.detect.run._LARGE", 0)
+    assert [side_by_side(detector, workers) for workers in (1, 2, 16, 64, 256)] == [1, 1, 2, 8, 8]
+    assert side_by_side(detector, 2, alone=True) == 2
 
 
 def test_a_batch_keeps_its_order_with_unreadable_films(detector: AnomalyDetector, folder: Path) -> None:
