@@ -29,6 +29,7 @@ from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.config import load_config
 from afire.data.decode import fit_square, read_film
+from afire.data.jpeg import picture_alone
 from afire.data.phantom.film import draw_film
 from afire.detect.base import AnomalyDetector, HeatScale, NormalFilms, load_detector
 from afire.detect.choose import Choice, Component
@@ -164,7 +165,15 @@ def pieces(preset: str, size: int, side: int, repetitions: int) -> dict[str, flo
         shown = (large * 255).astype(np.uint8)
         drawings = [
             Drawing(
-                ReadFilm(number, file.name, file, squares[number], shown[number], infos[number]),
+                ReadFilm(
+                    number,
+                    file.name,
+                    file,
+                    squares[number],
+                    shown[number],
+                    infos[number],
+                    picture_alone(file.read_bytes()),
+                ),
                 FilmResult(number, file.name, SCORED),
                 found.heat[number],
                 found.restored[number],

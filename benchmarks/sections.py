@@ -88,8 +88,10 @@ SECTIONS = (
         "`afire detect run` against the forward passes",
         "A detector with random weights whose score needs every network. Bare: teacher, student, head and decoder on "
         "images in memory. Run: JPEG files are listed, decoded, resized, checked, scored and recorded; with pictures, "
-        "each film's pictures are written as well. Files are in memory (/dev/shm) if there is space. Wall-clock time, "
-        "medians of the ratios of five rounds, two with ViT-B. Files are of 256 px, and but for ViT-B of 512 px too. "
+        "each film's pictures are written as well; the film itself is copied without its metadata, as every grey JPEG "
+        "of at most 512 px is, while other files are encoded. Files are in memory (/dev/shm) if there is space. "
+        "Wall-clock time, medians of the ratios of five rounds, two with ViT-B. Files are of 256 px, and but for ViT-B "
+        "of 512 px too. "
         "The detector that comes with afire is measured as it is; bare is its one network.",
     ),
     Section(

@@ -349,10 +349,21 @@ def typical_chest() -> Tensor:
 
 def rank_pictures(gray_B1SS: Tensor) -> Tensor:
     """Films -> (B, P) of mean 0 and length 1: which places are brighter than which; equal places have equal ranks."""
-    small = F.adaptive_avg_pool2d(gray_B1SS.float(), SIDE).flatten(1)
-    rising = small.sort(dim=1).values
-    below, upto = (torch.searchsorted(rising, small, right=right) for right in (False, True))
-    return _unit((below + upto).float())
+    return _unit(_ranks(F.adaptive_avg_pool2d(gray_B1SS.float(), SIDE).flatten(1)).float())
+
+
+def _ranks(values_NP: Tensor) -> Tensor:
+    """How many values of its row are below each, plus how many are not above it: twice the rank, equal ones alike.
+
+    Read off the sorted row: to search it for each value takes four times as long.
+    """
+    rising, order = values_NP.sort(dim=1)
+    at = torch.arange(1, values_NP.shape[1] + 1, device=values_NP.device).expand_as(order)
+    edge = torch.ones_like(rising, dtype=torch.bool)[:, :1]
+    steps = torch.cat([edge, rising[:, 1:] != rising[:, :-1], edge], dim=1)  # before each value, and after the last
+    below = torch.where(steps[:, :-1], at - 1, 0).cummax(dim=1).values
+    upto = torch.where(steps[:, 1:], at, values_NP.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    return torch.empty_like(order).scatter_(1, order, below + upto)
 
 
 def _gain_by_turning(ranks_NP: Tensor, typical_P: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,7 +116,7 @@ def finish_run(run: PackedRun, count: int) -> list[FilmResult]:
 def _scored(run: PackedRun, rows: range) -> Iterator[list[FilmResult]]:
     """Results of the rows, batch by batch, in order."""
     workers = run.workers or usable_cores()
-    side = side_by_side(run.detector, workers)
+    side = side_by_side(run.detector, workers, alone=True)
     batches = [rows[start : start + run.batch] for start in range(0, len(rows), run.batch)]
     looking = BoundedSemaphore(side)
     on_cpu = run.detector.device.type == "cpu"

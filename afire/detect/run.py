@@ -6,7 +6,8 @@ number of films but for one line each; a killed run goes on where the journal en
 
 There is about one thread for each core. With readers, networks and painters in threads of their own, there were three
 times as many, which took the cores and Python's lock from each other: a tenth of the time nobody worked. One batch on
-all cores would be slower still: the threads of an operation wait for whichever was kept from its core.
+all cores would be slower still: the threads of an operation wait for whichever was kept from its core. Only of large
+networks a batch gets several cores: films are read and drawn in less than a hundredth of the time they take.
 
 Shapes: B films of S x S pixels, heat of R x C cells, H x W pixels of a film as it is shown.
 """
@@ -21,6 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import BoundedSemaphore
 from typing import Any, TextIO, TypeVar
@@ -31,8 +33,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from afire.config import ImageConfig
-from afire.data.decode import FitMode, fit_square, read_film
+from afire.data.decode import FitMode, decode_film, fit_square, read_file
 from afire.data.film import Film, FilmInfo, quiet_readers
+from afire.data.jpeg import picture_alone
 from afire.data.sources.disk import list_films
 from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
 from afire.detect.findings import (
@@ -56,7 +59,9 @@ from afire.progress import progress
 LONGEST_SIDE = 512  # of a film as it is shown
 BATCH = 32
 _MOST_SIDE_BY_SIDE = 8  # batches: each holds its own activations
-_FEWEST = 4  # films of a batch
+_LARGE = 32_000_000  # weights of networks: many times what a cache holds
+_CORES_OF_LARGE = 8
+_FEWEST = 4  # films of a batch, where there are so few that not every thread gets one
 PAGE = "report.html"
 _WRITTEN = (JOURNAL, CSV, JSON, PAGE)
 T = TypeVar("T")
@@ -75,6 +80,7 @@ class ReadFilm:
     square: Film  # (S, S), what the networks see
     shown: NDArray[np.uint8] | None  # (H, W), what people see
     info: FilmInfo
+    jpeg: bytes | None = None  # the same, if the file had it in a form to be shown as it is
 
 
 @dataclass(frozen=True)
@@ -208,17 +214,26 @@ def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> lis
 
 
 def _batches(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
-    """Batches of ``most`` films, smaller ones towards the end: so all threads have something to do until it."""
-    start = 0
-    while start < len(jobs):
-        size = min(most, max(_FEWEST, -(-(len(jobs) - start) // (2 * workers))))
-        yield jobs[start : start + size]
-        start += size
+    """Batches of nearly one size, at most ``most`` films, and as many for each thread: all end at about the same time.
+
+    No small ones towards the end: a batch costs the networks as much as one or two films more, whatever its size.
+    """
+    rounds = -(-len(jobs) // (most * workers))
+    count = rounds * workers if rounds > 1 else min(workers, -(-len(jobs) // min(_FEWEST, most)))
+    for start, end in pairwise(number * len(jobs) // count for number in range(count + 1) if count):
+        yield jobs[start:end]
 
 
-def side_by_side(detector: AnomalyDetector, workers: int) -> int:
-    """How many batches the networks may look at at once."""
-    return min(workers, _MOST_SIDE_BY_SIDE) if detector.device.type == "cpu" else 1
+def side_by_side(detector: AnomalyDetector, workers: int, alone: bool = False) -> int:
+    """How many batches the networks may look at at once.
+
+    Large networks take several cores for a batch, unless each batch is to have one core ``alone``: beside them, what is
+    read and drawn is nothing to wait for, while copies of one network side by side compete for memory.
+    """
+    if detector.device.type != "cpu":
+        return 1
+    large = sum(tensor.numel() for tensor in detector.model.parameters()) > _LARGE
+    return min(max(1, workers // _CORES_OF_LARGE) if large and not alone else workers, _MOST_SIDE_BY_SIDE)
 
 
 @contextmanager
@@ -311,9 +326,13 @@ def _on_film(x: float, y: float, info: FilmInfo, fit: FitMode) -> tuple[float, f
 def _read(root: Path, number: int, name: str, image: ImageConfig, shows: bool) -> ReadFilm | FilmResult:
     file, path = shown_name(name), root / name
     try:
-        film, info = read_film(path, voi=image.voi)
+        data = read_file(path)
+        film, info = decode_film(path, data, voi=image.voi)
         square = fit_square(film, image.size, image.fit)
-        return ReadFilm(number, file, path, square, _shown(film) if shows else None, info)
+        if not shows:
+            return ReadFilm(number, file, path, square, None, info)
+        as_it_is = info.kind == "jpeg" and max(film.shape) <= LONGEST_SIDE
+        return ReadFilm(number, file, path, square, _shown(film), info, picture_alone(data) if as_it_is else None)
     except UserError as error:
         # The message starts with the path, which stands beside it already, and whose folders are private.
         reason = shown_name(str(error)).removeprefix(shown_name(str(path))).lstrip(": ")

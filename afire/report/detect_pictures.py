@@ -9,6 +9,7 @@ Shapes: H x W pixels of a film as it is shown, S x S of what the networks saw, R
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -148,7 +149,9 @@ FOLDER, LEGEND = "pictures", "legend.png"
 DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
 KINDS = {"film": "jpg", "heat": "png", "overlay": "jpg", "restored": "jpg", "difference": "jpg"}  # and their formats
 PER_FOLDER = 1000  # films
+_FORMATS = {"jpg": "JPEG", "png": "PNG"}
 _LEVELS = 256
+_FEW_CELLS = 1024
 _OPACITY = 0.8  # of the heat at the top of the scale
 _LEGEND_GREY = 90
 _HEAT_SIDE = 128  # longest side of the transparent heat: it is smooth, and the page enlarges it
@@ -174,40 +177,70 @@ class Painter:
         film = drawing.film
         assert film.shown is not None
         shape = film.shown.shape[0], film.shown.shape[1]
-        images = {"film": Image.fromarray(film.shown)}
+        shown = film.jpeg or _encoded(Image.fromarray(film.shown), "film")
+        pictures = {"film": shown}
         if drawing.heat is not None:
-            heat = heat_levels(drawing.heat, shape, self.scale, self.fit)
-            images |= {"overlay": laid_over(_reduced(film.shown), heat), "heat": transparent(heat)}
+            levels = heat_levels(drawing.heat, shape, self.scale, self.fit)
+            small = _reduced(film.shown)
+            if levels.getbbox() is not None:
+                # Once more at the overlay's size: finer than steps that are enlarged, and faster.
+                steps = heat_levels(drawing.heat, small.shape, self.scale, self.fit, max(small.shape))
+                pictures["overlay"] = _encoded(laid_over(small, steps), "overlay")
+            else:
+                pictures["overlay"] = shown if small is film.shown else _encoded(Image.fromarray(small), "overlay")
+            pictures["heat"] = _encoded(transparent(levels), "heat")
         if drawing.restored is not None:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
             difference = self._difference(film.square, drawing.restored, shape)
-            images |= {"restored": restored, "difference": difference}
-        written = {kind: picture_name(film.number, kind) for kind in images}
-        folder = (self.out / written["film"]).parent
+            pictures |= {
+                "restored": _encoded(restored, "restored"),
+                "difference": _encoded(difference, "difference"),
+            }
+        return Drawn(self._written(film.number, pictures))
+
+    def _written(self, number: int, pictures: dict[str, bytes]) -> dict[str, str]:
+        """Not synced: the journal names a film only after this, and a film it does not name is drawn again."""
+        names = {kind: picture_name(number, kind) for kind in pictures}
+        folder = (self.out / names["film"]).parent
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-        for kind, image in images.items():
-            # Not synced: the journal names a film only after this, and a film it does not name is drawn again.
-            path = self.out / written[kind]
+        for kind, picture in pictures.items():
+            path = self.out / names[kind]
             with names_path(path):
-                image.save(path, quality=90, compress_level=1)  # each format takes its own
-        return Drawn(written)
+                path.write_bytes(picture)
+        return names
 
     def _difference(self, square: Floats, restored: Floats, shape: tuple[int, int]) -> Image.Image:
         difference = to_film(square - restored, _small(shape, restored), self.fit)
-        share = np.clip(difference / DIFFERENCE_TOP, -1, 1) * 0.5 + 0.5
-        image = Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
-        image.putpalette(difference_colours().tobytes())
-        return image.convert("RGB")
+        half = (_LEVELS - 1) / 2
+        levels = _whole_levels(difference * (half / DIFFERENCE_TOP) + half)
+        height, width = levels.shape
+        return Image.frombytes("RGB", (width, height), _difference_pixels().take(levels), "raw", "RGBX")
 
 
-def heat_levels(heat: Floats, shape: tuple[int, int], scale: HeatScale, fit: FitMode) -> Image.Image:
+def heat_levels(
+    heat: Floats, shape: tuple[int, ...], scale: HeatScale, fit: FitMode, longest: int = _HEAT_SIDE
+) -> Image.Image:
     """Heat (R, C) in sd -> steps of the scale, 0 = below it, in the proportions (H, W) of the film but small."""
-    shrink = min(1.0, _HEAT_SIDE / max(shape))
+    shrink = min(1.0, longest / max(shape))
     small = max(1, round(shape[0] * shrink)), max(1, round(shape[1] * shrink))
-    share = to_film(heat, small, fit, outside=scale.low) - scale.low
-    share = np.clip(share / (scale.high - scale.low), 0, 1)
-    return Image.fromarray(np.rint(share * (_LEVELS - 1)).astype(np.uint8))
+    # Before it is spread: there are fewer cells than pixels.
+    steps = (heat - np.float32(scale.low)) * np.float32((_LEVELS - 1) / (scale.high - scale.low))
+    return Image.fromarray(_whole_levels(to_film(steps, small, fit)))
+
+
+def _whole_levels(levels: Floats) -> Bytes:
+    """Rounded, and kept to the table of colours."""
+    kept = np.clip(levels, 0, _LEVELS - 1)
+    whole: Bytes = np.rint(kept, out=kept).astype(np.uint8)
+    return whole
+
+
+def _encoded(image: Image.Image, kind: str) -> bytes:
+    """The bytes of a picture's file. Of PNG the strategy for runs: smooth heat gets as small by it, in less time."""
+    file = io.BytesIO()
+    image.save(file, _FORMATS[KINDS[kind]], quality=90, compress_level=1, compress_type=3)  # each takes its own
+    return file.getvalue()
 
 
 def picture_name(number: int, kind: str) -> str:
@@ -221,17 +254,37 @@ def to_film(square: Floats, shape: tuple[int, int], fit: FitMode, outside: float
     Undoes ``fit_square``: what letterbox added is cut off; ``outside`` is what crop has not seen.
     """
     height, width = shape
-    rows, columns = square.shape
-    image = Image.fromarray(np.ascontiguousarray(square, np.float32))
     if fit == "crop":
         side = min(shape)
         top, left = (height - side) // 2, (width - side) // 2
         spread = np.full(shape, outside, np.float32)
-        spread[top : top + side, left : left + side] = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
+        spread[top : top + side, left : left + side] = _stretched(square, (side, side))
         return spread
     across, down = (width / max(shape), height / max(shape)) if fit == "letterbox" else (1.0, 1.0)
-    box = (columns * (1 - across) / 2, rows * (1 - down) / 2, columns * (1 + across) / 2, rows * (1 + down) / 2)
-    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC, box))
+    return _stretched(square, shape, across, down)
+
+
+def _stretched(square: Floats, shape: tuple[int, int], across: float = 1.0, down: float = 1.0) -> Floats:
+    """The middle of a square (R, C), so much of its width and height, at (H, W) pixels; bicubic."""
+    rows, columns = square.shape
+    if shape == square.shape and across == down == 1:
+        return square
+    if square.size > _FEW_CELLS:
+        image = Image.fromarray(np.ascontiguousarray(square, np.float32))
+        box = (columns * (1 - across) / 2, rows * (1 - down) / 2, columns * (1 + across) / 2, rows * (1 + down) / 2)
+        return np.asarray(image.resize((shape[1], shape[0]), Image.Resampling.BICUBIC, box))
+    # Of few cells two products of matrices take a quarter of the time. By torch, which runs one thread for each batch.
+    cells = torch.from_numpy(np.ascontiguousarray(square, np.float32))
+    stretched: Floats = (_weights(rows, shape[0], down) @ cells @ _weights(columns, shape[1], across).T).numpy()
+    return stretched
+
+
+@lru_cache(maxsize=64)
+def _weights(cells: int, pixels: int, share: float) -> torch.Tensor:
+    """(pixels, cells): how much of each cell is in each pixel, as pillow has it, for the middle ``share`` of them."""
+    one_each = Image.fromarray(np.eye(cells, dtype=np.float32))
+    box = (0, cells * (1 - share) / 2, cells, cells * (1 + share) / 2)
+    return torch.from_numpy(np.array(one_each.resize((cells, pixels), Image.Resampling.BICUBIC, box)))
 
 
 def transparent(levels: Image.Image) -> Image.Image:
@@ -251,9 +304,12 @@ def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
         grey = Image.fromarray(film)
         return Image.merge("RGB", (grey, grey, grey))  # faster than to convert it
     height, width = film.shape
-    steps = torch.from_numpy(np.array(levels))[None, None]
-    steps = functional.interpolate(steps, size=(height, width), mode="bilinear", antialias=True)  # pillow's, but faster
-    at = steps[0, 0].numpy().astype(np.uint16) * np.uint16(_LEVELS)
+    steps = np.asarray(levels)
+    if steps.shape != film.shape:
+        small = torch.from_numpy(np.array(levels))[None, None]
+        size = (height, width)
+        steps = functional.interpolate(small, size=size, mode="bilinear", antialias=True)[0, 0].numpy()  # as pillow
+    at = steps.astype(np.uint16) * np.uint16(_LEVELS)
     at += film
     mixed = _under_heat().take(at, mode="wrap")  # no index is checked: the table is as long as 16 bits reach
     return Image.frombytes("RGB", (width, height), mixed, "raw", "RGBX")
@@ -276,6 +332,14 @@ def difference_colours() -> Bytes:
     at = np.linspace(0, 2, _LEVELS)
     mixed = np.stack([np.interp(at, [0, 1, 2], ends[:, channel]) for channel in range(3)], axis=1)
     return np.rint(mixed).astype(np.uint8)
+
+
+@lru_cache(maxsize=1)
+def _difference_pixels() -> NDArray[np.uint32]:
+    """(256,): the same, red, green, blue and nothing, a byte each."""
+    pixels = np.zeros((_LEVELS, 4), np.uint8)
+    pixels[:, :3] = difference_colours()
+    return pixels.view(np.uint32).ravel()
 
 
 @lru_cache(maxsize=1)
@@ -339,4 +403,4 @@ def _small(shape: tuple[int, int], square: Floats) -> tuple[int, int]:
 
 
 def _grey(film: Floats) -> Image.Image:
-    return Image.fromarray(np.rint(np.clip(film, 0, 1) * 255).astype(np.uint8))
+    return Image.fromarray(_whole_levels(film * np.float32(_LEVELS - 1)))

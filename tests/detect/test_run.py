@@ -17,7 +17,7 @@ from afire.data.decode import fit_square, read_film
 from afire.data.film import FilmInfo
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import JOURNAL, FilmResult
-from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector
+from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector, side_by_side
 from afire.errors import UserError
 
 FILMS = 12
@@ -97,14 +97,24 @@ def test_batches_side_by_side_change_nothing(
         assert one.score == pytest.approx(other.score, abs=1e-5)
 
 
-@pytest.mark.parametrize(("films", "workers"), [(0, 2), (1, 8), (7, 2), (100, 2), (1000, 3)])
-def test_batches_hold_every_film_once_and_end_small(films: int, workers: int) -> None:
+@pytest.mark.parametrize(("films", "workers"), [(0, 2), (1, 8), (7, 2), (64, 2), (100, 2), (1000, 3)])
+@pytest.mark.parametrize("most", [32, 3])
+def test_batches_hold_every_film_once_and_are_shared_evenly(films: int, workers: int, most: int) -> None:
     jobs = [(number, f"{number}.png") for number in range(films)]
-    batches = list(_batches(jobs, 32, workers))
+    batches = list(_batches(jobs, most, workers))
     assert [job for batch in batches for job in batch] == jobs
     sizes = [len(batch) for batch in batches]
-    assert sizes == sorted(sizes, reverse=True) and all(0 < size <= 32 for size in sizes)
-    assert films <= 32 or sizes[-1] <= 4, "no thread is left alone with a whole batch at the end"
+    assert all(0 < size <= most for size in sizes) and max(sizes, default=0) - min(sizes, default=0) <= 1
+    assert films <= 4 * workers or len(sizes) % workers == 0, "no thread is left alone with a whole batch at the end"
+
+
+def test_a_batch_of_a_large_network_takes_several_cores(
+    detector: AnomalyDetector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [side_by_side(detector, workers) for workers in (1, 2, 64)] == [1, 2, 8]
+    monkeypatch.setattr("afire.detect.run._LARGE", 0)
+    assert [side_by_side(detector, workers) for workers in (1, 2, 16, 64, 256)] == [1, 1, 2, 8, 8]
+    assert side_by_side(detector, 2, alone=True) == 2
 
 
 def test_a_batch_keeps_its_order_with_unreadable_films(detector: AnomalyDetector, folder: Path) -> None:
