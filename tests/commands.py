@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.forked_steps import fork_steps
+from tests.forked import fork_commands
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -34,7 +34,7 @@ _context.set_forkserver_preload(
             "afire.report.task_figures",
             "afire.pacs.service",
             "afire.studies.ablation_run",
-            "tests.forked_steps",
+            "tests.forked",
         ),
         *("torch._dynamo", "torch.utils.tensorboard", "accelerate", "sklearn.linear_model", "matplotlib.pyplot"),
     ]
@@ -191,6 +191,8 @@ def _run_here(
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
-    fork_steps()
+    from afire.studies import steps
+
+    fork_commands(steps)
     sys.argv = ["afire", *words]
     runpy.run_module("afire", run_name="__main__", alter_sys=True)
