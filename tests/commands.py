@@ -194,5 +194,6 @@ def _run_here(
     from afire.studies import steps
 
     fork_commands(steps)
+    os.fsync = lambda _: None  # as in tests/conftest.py
     sys.argv = ["afire", *words]
     runpy.run_module("afire", run_name="__main__", alter_sys=True)
