@@ -19,8 +19,9 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # A file stays with one process, so that what its tests share is made once; tests/conftest.py puts the long files first.
+# The tests start many processes: what one of them has compiled, the next ones need not.
 test: $(READY)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

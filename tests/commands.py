@@ -21,6 +21,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.forked import fork_commands
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
@@ -31,6 +33,8 @@ _context.set_forkserver_preload(
             "afire.detect.run",
             "afire.report.task_figures",
             "afire.pacs.service",
+            "afire.studies.ablation_run",
+            "tests.forked",
         ),
         *("torch._dynamo", "torch.utils.tensorboard", "accelerate", "sklearn.linear_model", "matplotlib.pyplot"),
     ]
@@ -187,5 +191,9 @@ def _run_here(
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
+    from afire.studies import steps
+
+    fork_commands(steps)
+    os.fsync = lambda _: None  # as in tests/conftest.py
     sys.argv = ["afire", *words]
     runpy.run_module("afire", run_name="__main__", alter_sys=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the collector need not look through them again, nor look every moment."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder with the public datasets, or a skip."""
@@ -27,6 +34,14 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("AFIRE_DATA is not set")
     return Path(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_syncing() -> Iterator[None]:
+    """Waiting for the disk shows nothing: processes are killed in tests, their machine is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

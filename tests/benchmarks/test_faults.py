@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests import commands
 from tests.detect.conftest import model  # noqa: F401 - fixture
+from tests.forked import fork_commands
 from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
 from tests.training.conftest import draw_pack
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))  # scripts, not a package
 
+import fault_drills  # noqa: E402
 from fault_drills import mutated, packing, page, pretraining  # noqa: E402
 from fault_drills.commands import DrillError, afire, run  # noqa: E402
 from fault_drills.mutants import SHARES, Mutant, write_good, write_mutants  # noqa: E402
@@ -26,31 +32,50 @@ pytestmark = [
 MUTANTS = 24
 
 
-@pytest.mark.slow
-def test_a_killed_pretraining_ends_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_a_process(rank: int, drill: Callable[..., object], arguments: Sequence[object], out: Path) -> None:
+    """A drill in a process that has imported everything, from which the commands are forked; writes what it found."""
+    fork_commands(fault_drills.commands)
+    out.write_text(json.dumps(drill(*arguments)), encoding="utf-8")
+
+
+def found_by(drill: Callable[..., object], *arguments: object, out: Path) -> Any:
+    commands.fork_processes(1, in_a_process, drill, arguments, out)
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def drill_pretraining(folder: Path, pack: Path) -> dict[str, Any]:
     fewer = ("training.batch_size=8", "training.epochs=2", "run.picture_epochs=0", "run.checkpoint_minutes=1e-9")
-    monkeypatch.setattr(pretraining, "SETTINGS", ("image.size=32", "encoder.patch_size=8", *fewer))
-    found = pretraining.drill(tmp_path / "drill", draw_pack(tmp_path / "data"), kills=1, seed=39, jobs=1)
+    pretraining.SETTINGS = ("image.size=32", "encoder.patch_size=8", *fewer)
+    return pretraining.drill(folder, pack, kills=1, seed=39, jobs=1)
+
+
+@pytest.mark.slow
+def test_a_killed_pretraining_ends_bit_identical(tmp_path: Path) -> None:
+    found = found_by(drill_pretraining, tmp_path / "drill", draw_pack(tmp_path / "data"), out=tmp_path / "found.json")
     assert found["identical"] == 1 and sum(found["killed while"].values()) == found["kills"] >= 1
+
+
+def drill_packing(folder: Path, source: Path) -> dict[str, Any]:
+    return packing.drill(folder, source, kills=1, seed=23, workers=1)
 
 
 @pytest.mark.slow
 def test_a_killed_packing_ends_bit_identical(tmp_path: Path) -> None:
     source = packing.draw_films(tmp_path / "films", 80, 64)
-    found = packing.drill(tmp_path / "drill", source, kills=1, seed=23, workers=1)
+    found = found_by(drill_packing, tmp_path / "drill", source, out=tmp_path / "found.json")
     assert found["identical"] == 1 and found["films"] == 80
 
 
+def read_mutants(folder: Path, detector: Path) -> None:
+    mutated._WORKERS = 1
+    mutated.run_all(folder / "films", folder / "out", detector, folder / "logs")
+
+
 @pytest.mark.slow
-def test_mutated_files_are_named_and_good_films_are_not_lost(
-    tmp_path: Path,
-    model: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(mutated, "_WORKERS", 1)
+def test_mutated_files_are_named_and_good_films_are_not_lost(tmp_path: Path, model: Path) -> None:  # noqa: F811
     folder = tmp_path / "films"
     bad, good = write_mutants(folder, MUTANTS, seed=0), write_good(folder, 8)
-    mutated.run_all(folder, tmp_path / "out", model, tmp_path / "logs")
+    found_by(read_mutants, tmp_path, model, out=tmp_path / "found.json")
     verdicts, _ = mutated.judge(tmp_path / "out", tmp_path / "logs", bad, good)
     table = mutated.table_of(bad, verdicts)
     assert sum(row["files"] for row in table.values()) == MUTANTS and set(table) == set(SHARES)
@@ -83,8 +108,6 @@ def test_a_drill_fails_when_a_promise_is_broken(tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_results() -> None:
-    import json
-
     results = json.loads((ROOT / "benchmarks/faults.json").read_text(encoding="utf-8"))
     assert (ROOT / "benchmarks/faults.md").read_text(encoding="utf-8") == page.write_page(results)
     assert results["pretraining"]["identical"] == results["pretraining"]["drills"] == 50

@@ -18,7 +18,6 @@ from afire.detect.base import AnomalyDetector, FitTask, load_detector
 from afire.detect.fit import detect_settings, fit_detector, open_networks
 from afire.detect.learned import OnTrunk, TrunkLearner, blocks_of
 from afire.errors import UserError
-from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.methods.base import Keys
 from afire.weights import open_weights
 from afire.weights.files import write_tensors
@@ -135,16 +134,6 @@ def test_blocks_are_read_where_they_are() -> None:
     for wrong in (0, 4):
         with pytest.raises(UserError, match=f"mkd.blocks has {wrong}, but the trunk has the blocks 1 to 3"):
             learner_of("mkd", f"mkd.blocks=[{wrong}]")
-
-
-@pytest.mark.slow
-def test_it_becomes_a_graph_with_a_free_batch_size(fitted: AnomalyDetector, films: PackedFilms, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    write_detector_graph(tmp_path, fitted)
-    images = films.batch([3, 4, 5])
-    found, graph = fitted.score(images), run_detector_graph(tmp_path, images)
-    np.testing.assert_allclose(graph["score"].numpy(), found.score, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(graph["heatmap"].numpy(), found.heat, rtol=1e-3, atol=1e-3)
 
 
 def test_it_survives_the_disk_with_all_it_knows(fitted: AnomalyDetector, films: PackedFilms, tmp_path: Path) -> None:

@@ -376,10 +376,3 @@ def test_every_kind_of_detector_leaves_and_comes_back(any_bundle: Path, monkeypa
     np.testing.assert_allclose(score.numpy(), expected.score, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(p_value.numpy(), expected.p_value, rtol=1e-5)
     np.testing.assert_allclose(heat.numpy(), expected.heatmap, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_every_kind_of_detector_is_a_graph(any_bundle: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    said = invoke("export", any_bundle, "--format", "onnx", "--out", tmp_path / "out")
-    assert "score of onnxruntime: largest difference" in said and (tmp_path / "out" / "detector.onnx").is_file()

@@ -21,6 +21,7 @@ from tests.commands import start_process
 from tests.pacs.films import dataset
 from tests.pacs.peers import settings_for, store, wait_for
 
+_PATIENCE = 2.0  # seconds for a peer that was killed to answer; what it took is sent again, which does no harm
 STEPS = ("received", "scored", "cleared", "outgoing", "sent", "recorded", "done")
 Death = tuple[str, int]
 """After which step, and after how many of them."""
@@ -66,7 +67,7 @@ class FilmSender:
         if port is None or not self.pending:
             return
         batch = self.pending[:most]
-        statuses = store(port, *(dataset(number) for number in batch))
+        statuses = store(port, *(dataset(number) for number in batch), patience=_PATIENCE)
         taken = {number for number, status in zip(batch, statuses, strict=True) if status == 0}
         self.pending = [number for number in self.pending if number not in taken]
 

@@ -119,10 +119,12 @@ def start_service(model: Path, detector: AnomalyDetector, pacs: Pacs, tmp_path: 
             one.stop(0)
 
 
-def store(port: int, *made: Dataset, caller: str = "SENDER", called: str = "AFIRE", **tls: Any) -> list[int]:
+def store(
+    port: int, *made: Dataset, caller: str = "SENDER", called: str = "AFIRE", patience: float = 8, **tls: Any
+) -> list[int]:
     """Send films in one association: the statuses, or -1 where no association or no context was accepted."""
     ae = AE(ae_title=caller)
-    ae.dimse_timeout = ae.acse_timeout = ae.network_timeout = 8  # a peer that was killed may leave us waiting
+    ae.dimse_timeout = ae.acse_timeout = ae.network_timeout = patience  # a peer that was killed may leave us waiting
     for kind in {(one.SOPClassUID, one.file_meta.TransferSyntaxUID) for one in made}:
         ae.add_requested_context(*kind)
     association = ae.associate(LOOPBACK, port, ae_title=called, **tls)

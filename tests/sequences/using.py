@@ -120,6 +120,7 @@ def _fit_words(walk: Walk) -> tuple[list[str], Weights] | None:
     words = f"detect fit --weights {start} --data {walk.typed(data.path)} --method {method}".split()
     words += settings("false_alarms=0.35", f"held_out={walk.pick([0.3, 0.5])}", f"seed={walk.rng.randrange(2)}")
     words += settings(f"adapt.epochs={walk.pick([0, 1])}") if method == "afire" else []
+    words += settings("train.epochs=2") if "train" in DETECTORS[method].Settings.model_fields else []
     words += [] if weights else [*SMALL_RANDOM, *settings("training.epochs=1", "training.batch_size=8")]
     words += ["--split", walk.typed(split.path)] if split else []
     fit = weights.fit if weights else data.fit or "squash"
