@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.stats import rankdata
 
 from afire.data.decode import fit_square, read_film
 from afire.data.manifest import META_PREFIX
@@ -129,8 +130,9 @@ def auc_interval(
     return float(low), float(high)
 
 
-Group = Literal["file", "pixels", "demographics", "other"]
+Group = Literal["file", "edge", "pixels", "demographics", "other"]
 """``file``: how the film was made and stored (size, bytes, bits, view), which should know nothing of disease.
+``edge``: the outermost tenth of the film, where hardly any lung lies: framing, collimation, markers, arms, how large a body is.
 ``pixels``: summaries of the grey values; disease may move them a little. ``demographics``: age and sex, which may
 truly go with disease. ``other``: numbers of the manifest whose meaning only the user knows."""
 Facts = list[tuple[str, Group, pd.Series]]
@@ -140,6 +142,7 @@ _NOT_FACTS = ("orig_width", "orig_height", "pack_row", "pixel_digest", "file_dig
 VERSION = 2
 """Changes when a measurement changes, so that measurements of an older version are not taken from the cache."""
 THUMB_SIDE = 32
+EDGE_CELLS = 3  # of the thumbnail along each side: a tenth of the film
 _WORKING_SIDE = 128  # sharpness is read here, where originals of different size can be compared
 _HASH_SIDE = 8
 # Rows of the DCT-II up to a factor: (8, 32).
@@ -238,6 +241,19 @@ def rank_thumb(small: NDArray[np.float32]) -> NDArray[np.uint8]:
     mean_rank = np.cumsum(count) - (count + 1) / 2  # from 0
     ranks = mean_rank[place].reshape(THUMB_SIDE, THUMB_SIDE)
     return np.round(ranks * (255 / (ranks.size - 1))).astype(np.uint8)
+
+
+def edge_ranks(ranks_NP: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Thumbnails as ranks (N, P) -> ranks 0..1 (N, E) of the cells along the edge, among themselves.
+
+    Ranked anew, because the rank of a cell in the whole film also says how bright the lungs are.
+    """
+    inner = slice(EDGE_CELLS, -EDGE_CELLS)
+    edge = np.ones((THUMB_SIDE, THUMB_SIDE), dtype=bool)
+    edge[inner, inner] = False
+    cells = ranks_NP[:, edge.ravel()]
+    ranks: NDArray[np.float32] = ((rankdata(cells, axis=1) - 1) / (cells.shape[1] - 1)).astype(np.float32)
+    return ranks
 
 
 def perceptual_hash(ranks: NDArray[np.uint8]) -> int:

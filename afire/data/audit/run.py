@@ -20,7 +20,16 @@ from afire.data.audit import checks, copies
 from afire.data.audit.checks import SUSPECT, UNLIKE, judge_polarity
 from afire.data.audit.collect import default_workers, measure_manifest
 from afire.data.audit.copies import MIN_CORRELATION, NearPair, near_pairs
-from afire.data.audit.measure import THUMB_SIDE, Feature, Finding, count_levels, film_features, sort_findings, verdict
+from afire.data.audit.measure import (
+    THUMB_SIDE,
+    Feature,
+    Finding,
+    count_levels,
+    edge_ranks,
+    film_features,
+    sort_findings,
+    verdict,
+)
 from afire.data.audit.shortcuts import NOTABLE, SEVERE, Shortcut, find_shortcuts
 from afire.data.manifest import Manifest
 from afire.files import write_json, write_text
@@ -65,7 +74,7 @@ def audit_manifest(manifest: Manifest, folder: Path | None = None, workers: int 
     measured = measure_manifest(manifest, cache, workers if workers is not None else default_workers())
     table, ranks = manifest.table, _rank_array(measured)
     features = film_features(table, measured)
-    shortcuts = find_shortcuts(table, features, np.random.default_rng(seed))
+    shortcuts = find_shortcuts(table, features, np.random.default_rng(seed), _edges(ranks, measured))
     pairs = _near_pairs(ranks, measured)
     findings = sort_findings(
         [
@@ -90,6 +99,12 @@ def _near_pairs(ranks_NP: NDArray[np.uint8], measured: pd.DataFrame) -> list[Nea
     rows = np.flatnonzero(~measured["pixels"].duplicated() & (measured["error"] == ""))
     pairs = near_pairs(ranks_NP[rows], measured["phash"].to_numpy()[rows])
     return [replace(pair, first=int(rows[pair.first]), second=int(rows[pair.second])) for pair in pairs]
+
+
+def _edges(ranks_NP: NDArray[np.uint8], measured: pd.DataFrame) -> NDArray[np.float32]:
+    edges = edge_ranks(ranks_NP)
+    edges[(measured["error"] != "").to_numpy()] = np.nan
+    return edges
 
 
 def _rank_array(measured: pd.DataFrame) -> NDArray[np.uint8]:

@@ -1,8 +1,9 @@
 """How well a label can be guessed without looking at the picture.
 
-For each label and each fact (size, bytes, view, brightness, ...) the AUC of that fact alone, and of all of them
-together in a small gradient boosting. What may be chosen (the direction of a fact, the boosting's trees) is chosen on
-the training films and judged on the test films; without test films, by cross-validation over patients.
+For each label and each fact (size, bytes, view, brightness, ...) the AUC of that fact alone, of all of them together in
+a small gradient boosting, and of the film's edge, where hardly any lung lies, in a linear model. What may be chosen (the
+direction of a fact, trees, weights) is chosen on the training films and judged on the test films; without test films,
+by cross-validation over patients.
 
 A :data:`Guess` learns on some films and scores others, larger meaning more likely positive. Rows are positions in the
 manifest; ``positive`` has one entry for each film of the manifest.
@@ -36,9 +37,18 @@ _SEVERE_TRAIN, _NOTABLE_TRAIN = 0.65, 0.6
 _FEWEST = 8  # patients of each class, to learn on and to judge on, below which no AUC is given
 _FOLDS = 5
 ALL_FILE, ALL_FACTS = "all file facts together", "all file facts and pixel summaries"
+EDGE = "edge of the film"
 Judged = Literal["test", "val", "cross-validated"]
-# Facts about the file must not know the label. Disease may move pixel summaries, and goes with age and sex.
-_SEVERE_LEVEL: dict[Group, Level] = {"file": "error", "pixels": "warning", "other": "warning", "demographics": "notice"}
+# Facts about the file must not know the label. Disease may move pixel summaries, and goes with age and sex; who is ill
+# may be filmed lying in bed, which the edge shows.
+_SEVERE_LEVEL: dict[Group, Level] = {
+    "file": "error",
+    "edge": "warning",
+    "pixels": "warning",
+    "other": "warning",
+    "demographics": "notice",
+}
+_STIFFNESS = 0.01  # inverse weight of the penalty on a linear model of a few hundred cells
 
 
 def guess_from_one(feature: Feature, positive: NDArray[np.bool_]) -> Guess:
@@ -96,6 +106,25 @@ def guess_from_many(features: Sequence[Feature], positive: NDArray[np.bool_]) ->
     return guess
 
 
+def guess_from_edge(edges_NE: NDArray[np.float32], positive: NDArray[np.bool_]) -> Guess:
+    """A linear model of the cells along the film's edge, with a penalty that suits fewer films than cells."""
+    from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
+
+    def guess(learn: Rows, score: Rows) -> Scores:
+        if positive[learn].all() or not positive[learn].any():
+            return np.zeros(len(score))
+        learn = learn[:: -(-len(learn) // _MOST_FILMS)]
+        mean, spread = edges_NE[learn].mean(axis=0), edges_NE[learn].std(axis=0)
+        spread = np.where(spread > 0, spread, 1)
+        model = LogisticRegression(C=_STIFFNESS, max_iter=500)
+        with threadpool_limits(limits=1):
+            model.fit((edges_NE[learn] - mean) / spread, positive[learn])
+            return np.asarray(model.decision_function((edges_NE[score] - mean) / spread), dtype=np.float64)
+
+    return guess
+
+
 def out_of_fold(guess: Guess, rows: Rows, folds: NDArray[np.int64]) -> Scores:
     """Scores of ``rows``, each learned on the films of the other folds."""
     scores = np.zeros(len(rows))
@@ -138,14 +167,28 @@ class Shortcut:
         return self.feature not in (ALL_FILE, ALL_FACTS)
 
 
-def find_shortcuts(table: pd.DataFrame, features: Sequence[Feature], generator: np.random.Generator) -> list[Shortcut]:
-    """Every fact of every label that has both classes, whatever its AUC, in the order of labels and facts."""
+def find_shortcuts(
+    table: pd.DataFrame,
+    features: Sequence[Feature],
+    generator: np.random.Generator,
+    edges_NE: NDArray[np.float32] | None = None,
+) -> list[Shortcut]:
+    """Every fact of every label that has both classes, whatever its AUC, in the order of labels and facts.
+
+    ``edges_NE`` has the cells along each film's edge, NaN where the film could not be read.
+    """
     shortcuts: list[Shortcut] = []
+    edges: list[Shortcut] = []
     for name, values in track(label_columns(table), "shortcuts", unit="labels"):
         subsets = _divide(table, values)
-        if subsets is not None:
-            shortcuts.extend(_of_label(name, values.to_numpy() == 1.0, subsets, features, generator))
-    return shortcuts
+        if subsets is None:
+            continue
+        positive = values.to_numpy() == 1.0
+        shortcuts.extend(_of_label(name, positive, subsets, features, generator))
+        if edges_NE is not None:
+            # A generator of its own: with or without edges, the other intervals are drawn alike.
+            edges.extend(_of_edges(name, positive, subsets, edges_NE, np.random.default_rng(len(edges))))
+    return [*shortcuts, *edges]
 
 
 def label_columns(table: pd.DataFrame) -> list[tuple[str, pd.Series]]:
@@ -231,12 +274,36 @@ def _of_label(
     for name, group, members in joint:
         chosen = [feature for feature in features if feature.group in members]
         if len(chosen) > 1:
-            guess = guess_from_many(chosen, positive)
-            judged = _judge(guess, positive, subsets, generator)
-            learned = judged[0]  # already out of fold, unless other films judge
-            if subsets.judged != "cross-validated":
-                learned = auc(out_of_fold(guess, subsets.learn, subsets.folds), positive[subsets.learn])
-            yield Shortcut(label, name, group, "", learned, *judged)
+            yield _fitted(label, name, group, guess_from_many(chosen, positive), positive, subsets, generator)
+
+
+def _of_edges(
+    label: str,
+    positive: NDArray[np.bool_],
+    subsets: _Subsets,
+    edges_NE: NDArray[np.float32],
+    generator: np.random.Generator,
+) -> Iterator[Shortcut]:
+    kept = subsets.only(~np.isnan(edges_NE[:, 0]))
+    if kept.enough(positive):
+        yield _fitted(label, EDGE, "edge", guess_from_edge(edges_NE, positive), positive, kept, generator)
+
+
+def _fitted(
+    label: str,
+    name: str,
+    group: Group,
+    guess: Guess,
+    positive: NDArray[np.bool_],
+    subsets: _Subsets,
+    generator: np.random.Generator,
+) -> Shortcut:
+    """What a model with many parameters guesses: on training films it counts out of fold, or it would know them."""
+    judged = _judge(guess, positive, subsets, generator)
+    learned = judged[0]  # already out of fold, unless other films judge
+    if subsets.judged != "cross-validated":
+        learned = auc(out_of_fold(guess, subsets.learn, subsets.folds), positive[subsets.learn])
+    return Shortcut(label, name, group, "", learned, *judged)
 
 
 def _judge(

@@ -16,6 +16,7 @@ from afire.data.audit.copies import hamming, unit_vectors
 from afire.data.audit.measure import (
     auc,
     auc_interval,
+    edge_ranks,
     hash_pixels,
     laplacian_variance,
     measure_film,
@@ -65,6 +66,21 @@ def test_ranks_share_ties() -> None:
     halves[:, 16:] = 1
     low, high = np.unique(rank_thumb(halves))
     assert (low, high) == (64, 191)  # mean ranks 255.5 and 767.5 of 0..1023
+
+
+def test_ranks_along_the_edge_know_nothing_of_what_lies_inside() -> None:
+    film = np.random.default_rng(2).random((32, 32)).astype(np.float32)
+    inside = film.copy()
+    inside[3:-3, 3:-3] = np.linspace(0, 5, 26 * 26, dtype=np.float32).reshape(26, 26)
+    outside = film.copy()
+    outside[0, :16] += 1
+    thumbs = np.stack([rank_thumb(each).ravel() for each in (film, inside, outside)])
+    assert (thumbs[0] != thumbs[1]).any()
+    same, painted, framed = edge_ranks(thumbs)
+    assert same.shape == (32 * 32 - 26 * 26,) and same.min() == 0 and same.max() == 1
+    # ranks of a whole film come in 256 steps, so that neighbours along the edge may tie and untie
+    np.testing.assert_allclose(painted, same, atol=0.02)
+    assert np.abs(framed - same).max() > 0.1
 
 
 def test_perceptual_hash_survives_compression_and_tells_films_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from afire.data.audit.checks import check_shortcuts
 from afire.data.audit.measure import Feature, film_features
-from afire.data.audit.shortcuts import ALL_FILE, Shortcut, find_shortcuts, label_columns
+from afire.data.audit.shortcuts import ALL_FILE, EDGE, Shortcut, find_shortcuts, label_columns
 
 COUNT = 400
 
@@ -51,6 +51,35 @@ def test_a_shortcut_that_turns_round_on_the_test_films_is_below_one_half() -> No
     assert found["width"].train_auc > 0.9
     assert found["width"].auc < 0.1
     assert found["width"].level is None
+
+
+def edges_of(table: pd.DataFrame, told: float) -> Any:
+    """Cells along the edges of films, the first of which are brighter by ``told`` deviations where the label is."""
+    cells = np.random.default_rng(3).normal(0, 1, (COUNT, 60)).astype(np.float32)
+    cells[:, :5] += np.float32(told) * table[["label:A"]].to_numpy(dtype=np.float32)
+    return cells
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_what_the_edge_of_a_film_gives_away_is_a_warning_and_noise_there_is_nothing(split: bool) -> None:
+    table = make_table(split=split)
+    found = {one.feature: one for one in find_shortcuts(table, (), np.random.default_rng(0), edges_of(table, 1.0))}
+    assert found[EDGE].auc > 0.85 and found[EDGE].level == "warning" and found[EDGE].single
+    (finding,) = check_shortcuts(list(found.values()))
+    assert "without looking at the lungs: edge of the film alone gives AUC 0." in finding.message
+    (noise,) = find_shortcuts(table, (), np.random.default_rng(0), edges_of(table, 0.0))
+    assert 0.35 < noise.auc < 0.65 and noise.level is None
+
+
+def test_edges_of_films_that_cannot_be_read_are_left_out_and_change_no_other_interval() -> None:
+    table = make_table()
+    edges = edges_of(table, 1.0)
+    edges[::7] = np.nan
+    width = feature(table["label:A"] + np.random.default_rng(4).normal(0, 1, COUNT))
+    alone, beside = (find_shortcuts(table, [width], np.random.default_rng(0), each) for each in (None, edges))
+    assert beside[:-1] == alone
+    assert beside[-1].feature == EDGE
+    assert beside[-1].films == sum(row % 7 != 0 for row in range(250, COUNT))
 
 
 def test_a_category_can_be_a_shortcut() -> None:
