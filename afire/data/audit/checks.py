@@ -37,8 +37,8 @@ _HARDLY = 0.03  # difference of two AUCs that is not worth a second warning
 _RARE = 10  # positives in a split, below which an AUC on it is mostly noise
 _MEANING: dict[Group, str] = {
     "file": "a model may learn the scanner instead of the disease. Report a metadata-only row beside every result.",
-    "edge": "hardly any lung lies there: a model may learn how films were framed, or who was filmed, instead of the disease. "
-    "Report this row beside every result.",
+    "edge": "hardly any lung lies there: a model may learn how films were framed, or who was filmed, instead of the "
+    "disease. Report this row beside every result.",
     "pixels": "that may be disease, or the way films were processed. Report this row beside every result.",
     "other": "if this number was known before the film was read, a model may learn it instead of the disease.",
     "demographics": "age and sex go with disease, and a model can see them. Report this row beside every result.",

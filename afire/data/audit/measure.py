@@ -132,7 +132,7 @@ def auc_interval(
 
 Group = Literal["file", "edge", "pixels", "demographics", "other"]
 """``file``: how the film was made and stored (size, bytes, bits, view), which should know nothing of disease.
-``edge``: the outermost tenth of the film, where hardly any lung lies: framing, collimation, markers, arms, how large a body is.
+``edge``: the outermost tenth of the film, where hardly any lung lies: framing, collimation, markers, arms.
 ``pixels``: summaries of the grey values; disease may move them a little. ``demographics``: age and sex, which may
 truly go with disease. ``other``: numbers of the manifest whose meaning only the user knows."""
 Facts = list[tuple[str, Group, pd.Series]]

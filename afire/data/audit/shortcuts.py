@@ -1,9 +1,9 @@
 """How well a label can be guessed without looking at the picture.
 
 For each label and each fact (size, bytes, view, brightness, ...) the AUC of that fact alone, of all of them together in
-a small gradient boosting, and of the film's edge, where hardly any lung lies, in a linear model. What may be chosen (the
-direction of a fact, trees, weights) is chosen on the training films and judged on the test films; without test films,
-by cross-validation over patients.
+a small gradient boosting, and of the film's edge, where hardly any lung lies, in a linear model. What may be chosen
+(the direction of a fact, trees, weights) is chosen on the training films and judged on the test films; without test
+films, by cross-validation over patients.
 
 A :data:`Guess` learns on some films and scores others, larger meaning more likely positive. Rows are positions in the
 manifest; ``positive`` has one entry for each film of the manifest.
