@@ -27,7 +27,6 @@ from figures import Figure, Findings, Table, digits
 from PIL import Image
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
-from afire.config import load_config
 from afire.data.decode import fit_square, read_film
 from afire.data.jpeg import picture_alone
 from afire.data.phantom.film import draw_film
@@ -40,6 +39,7 @@ from afire.detect.taught import Taught
 from afire.lesions.places import regions
 from afire.methods.afire import AFiRe
 from afire.report.detect_pictures import Painter
+from afire.settings import load_config
 from afire.weights.hub import BUILTIN, local_path
 
 GOAL = 0.80

@@ -19,10 +19,11 @@ import torch
 from timing import machine, report
 from torch.utils.flop_counter import FlopCounterMode
 
-from afire.config import Config, DecoderConfig, EncoderConfig, load_config
+from afire.config import Config, DecoderConfig, EncoderConfig
 from afire.lesions.synthesis import synthesize
 from afire.methods.afire import AFiRe
 from afire.methods.base import count_parameters
+from afire.settings import load_config
 from afire.training.engine import make_optimizer
 
 SIZES = ("tiny", "small", "base")

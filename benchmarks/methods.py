@@ -18,9 +18,10 @@ import torch
 from figures import Figure, Findings, Table, digits
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.methods import METHODS, complete, make_method
 from afire.methods.base import Keys, Labels, train_only
+from afire.settings import load_config
 
 GOAL = 1.15
 BATCH = 32

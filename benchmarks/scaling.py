@@ -29,11 +29,12 @@ import torch
 from figures import Figure, Findings, Table, digits
 from timing import machine, report
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
+from afire.settings import load_config
 from afire.training.engine import make_optimizer
 
 STEPS, BATCH, SIZE = 30, 32, 128  # enough steps that the first one and the last checkpoint weigh little

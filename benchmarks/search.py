@@ -147,11 +147,11 @@ def judge(folder: Path, pack: Path, split_file: Path) -> None:
     """Probe and detect with a trained candidate on the held-out development films of each set."""
     import tempfile
 
-    from afire.config import load_config
     from afire.data.pack import open_films
     from afire.data.splits import make_split, read_split
     from afire.detect.fit import unadapted
     from afire.detect.localise import score_films
+    from afire.settings import load_config
     from afire.studies.ablation_grid import SCORES, detection_rows
     from afire.tasks.metrics import auc
     from afire.tasks.probe import ProbeTask, run_probe

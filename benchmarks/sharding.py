@@ -16,9 +16,9 @@ from typing import Any
 
 from timing import report
 
-from afire.config import changed, load_config
 from afire.methods.afire import AFiRe
 from afire.nn.vit import Block
+from afire.settings import changed, load_config
 
 PRESETS = ("paper", "large", "huge")
 FLOAT = 4

@@ -18,9 +18,10 @@ import torch
 from figures import Figure, Findings, Table, digits
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
+from afire.settings import load_config
 
 CASES: dict[str, tuple[int, Config, float]] = {
     "base_batch_8": (8, load_config("paper", overrides=["lesions.views=1"]), 1.10),

@@ -16,9 +16,9 @@ import torch
 from figures import Figure, Findings, Table, digits
 from timing import interleaved, machine, report
 
-from afire.config import load_config
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys, Losses
+from afire.settings import load_config
 from afire.training.engine import make_optimizer
 
 

@@ -23,8 +23,9 @@ from flops import attention, attention_flops, flops, positions
 from throughput import Step
 from timing import interleaved, machine, report, seconds
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.nn.vit import VisionTransformer, initialise
+from afire.settings import load_config
 
 GOAL = 0.70
 SQUARES = (512, 1024, 2048, 3072)

@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from afire.config import Config, load_config, to_yaml
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.methods.afire import AFiRe
 from afire.nn.vit import Normalise, VisionTransformer, initialise
+from afire.settings import load_config, to_yaml
 from afire.tasks.experiment import MODEL
 from afire.tasks.features import data_content_hash
 from afire.tasks.finetune import Classifier

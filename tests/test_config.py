@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from afire.cli import options
-from afire.config import PRESETS, Config, Fit, Section, Voi, load_config, parse_override, to_yaml
+from afire.config import PRESETS, Config, Fit, Section, Voi
 from afire.errors import UserError
+from afire.settings import load_config, parse_override, to_yaml
 
 
 @pytest.mark.parametrize("preset", [None, *PRESETS])

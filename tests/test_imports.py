@@ -18,7 +18,7 @@ ROOMS = [
     *("detect", "export", "studies", "report", "pacs"),
 ]
 # Everybody may use these; they use no room.
-COMMON = ["config", "errors", "files", "processes", "progress", "_version"]
+COMMON = ["config", "settings", "errors", "files", "processes", "progress", "_version"]
 FACADES = ["api", "cli", "__main__", "__init__"]  # these may use everything
 
 

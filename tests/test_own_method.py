@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import afire
 from afire.cli import app
-from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.methods import METHODS
 from afire.methods.base import Keys, Method
+from afire.settings import load_config
 from tests.tasks.conftest import SMALLEST
 from tests.training.conftest import draw_pack
 

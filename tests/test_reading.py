@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 import afire
 from afire.cli import app
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.manifest import make_manifest, write_manifest
 from afire.data.pack import PackedFilms, PackSettings, check_reading, config_for, open_films, pack
 from afire.errors import UserError
+from afire.settings import load_config
 from tests.training.conftest import SMALLEST
 
 SETTINGS = [word for text in [*SMALLEST, "training.epochs=1"] for word in ("--set", text)]

@@ -167,7 +167,7 @@ def model_config(
 ) -> Config:
     """The settings of networks and pre-training, as the options give them, on top of what ``weights`` say."""
     from afire.cli.settings import PRETRAIN, sort_settings
-    from afire.config import load_config
+    from afire.settings import load_config
 
     [own] = sort_settings(overrides, PRETRAIN)
     return load_config(preset, file, own, weights)

@@ -52,9 +52,9 @@ def config(
     """
     from afire.cli.options import model_config
     from afire.cli.settings import FINETUNE, SEGMENT, sort_settings
-    from afire.config import to_yaml
     from afire.errors import UserError
     from afire.files import write_text
+    from afire.settings import to_yaml
     from afire.tasks.settings import load_task_config
 
     if task == "pretrain":
@@ -78,12 +78,12 @@ def _with_method(method: str | None, overrides: list[str] | None) -> list[str]:
 
 def _method_yaml(method: str | None, settings: Config) -> str:
     """The settings that the method reads, its own ones explained."""
-    from afire.config import to_yaml
+    from afire.settings import to_yaml
 
     if method is None and settings.method == "afire":
         return to_yaml(settings)  # without torch: the method's own settings are none
-    from afire.config import validate
     from afire.methods import method_type, unread
+    from afire.settings import validate
 
     options = validate(settings.options, method_type(settings.method).settings_type)
     return to_yaml(settings, unread(settings.method), options)
@@ -181,10 +181,10 @@ def pretrain(
     import logging
 
     from afire.cli.settings import PRETRAIN, sort_settings
-    from afire.config import load_config
     from afire.data.pack import config_for
     from afire.errors import UserError
     from afire.methods import check_overrides
+    from afire.settings import load_config
     from afire.training.pretrain import pretrain as run_pretraining
     from afire.weights import said_by, start_from
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from afire.config import Config, Section, Unknown, find_unknown, parse_override
+from afire.config import Config, Section
 from afire.errors import UserError
+from afire.settings import Unknown, find_unknown, parse_override
 from afire.tasks.settings import DetectConfig, FinetuneConfig, SegmentConfig
 
 

@@ -137,9 +137,9 @@ def ablate(
     """
     from afire.cli.options import parse_labels, parse_seeds
     from afire.cli.settings import ABLATE, sort_settings
-    from afire.config import load_config
     from afire.data.splits import read_split
     from afire.files import folder_lock
+    from afire.settings import load_config
     from afire.studies.ablation_grid import LOG, begin_study, choose_rows, open_study, plan_trials
     from afire.studies.ablation_run import plan_workers, run_trials
     from afire.studies.steps import log_steps

@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import Self
 
-from afire.config import Config, ImageConfig, load_config, to_yaml, validate
+from afire.config import Config, ImageConfig
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect import DETECTORS
@@ -40,6 +40,7 @@ from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json, write_text
 from afire.nn.vit import Grid
 from afire.progress import progress
+from afire.settings import load_config, to_yaml, validate
 from afire.tasks.settings import DetectorConfig
 from afire.weights import Weights
 from afire.weights.bundle import is_bundle, open_bundle

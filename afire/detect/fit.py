@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from afire.config import Config, LesionConfig, changed, load_config, parse_override
+from afire.config import Config, LesionConfig
 from afire.data.keys import BEHIND, FILMS, remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
 from afire.data.pack import Films, is_pack, read_summary
@@ -45,6 +45,7 @@ from afire.errors import UserError
 from afire.files import folder_lock, remove_unfinished, require_own
 from afire.methods import method_type
 from afire.methods.base import Learner, Method
+from afire.settings import changed, load_config, parse_override
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies

@@ -36,11 +36,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from afire.config import Config, Section, validate
+from afire.config import Config, Section
 from afire.errors import UserError
 from afire.lesions.places import Draw, keyed, unit
 from afire.methods.health import Health
 from afire.nn.vit import Block, Normalise, VisionTransformer, check_films, grid_of, layer_of, patchify, unpatchify
+from afire.settings import validate
 
 Views = Mapping[str, Tensor]
 Outputs = Mapping[str, Tensor]

@@ -25,7 +25,7 @@ import torch
 
 from afire import progress
 from afire._version import __version__
-from afire.config import Config, changed, validate
+from afire.config import Config
 from afire.data.pack import Films, open_films
 from afire.data.splits import Split, read_split
 from afire.detect.fit import unadapted
@@ -36,6 +36,7 @@ from afire.methods import make_method
 from afire.methods.base import Keys
 from afire.processes import usable_cores
 from afire.progress import format_seconds
+from afire.settings import changed, validate
 from afire.studies.ablation_grid import (
     DETECTED_BY,
     DETECTION,

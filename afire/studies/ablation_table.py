@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from afire.config import load_config
+from afire.settings import load_config
 from afire.studies.ablation_grid import DETECTED_BY, DETECTION, FULL, MAIN_SCORE, PROBE, SCORES, Row, Study, Trial
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import TestScores, bootstrap_values

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import open_films
 from afire.data.splits import Split, read_split, write_split
 from afire.detect.base import SETTINGS
@@ -30,6 +30,7 @@ from afire.detect.protocol import plan_test
 from afire.errors import UserError
 from afire.methods import METHODS, make_method, method_type, unread
 from afire.methods.base import count_parameters
+from afire.settings import load_config
 from afire.studies.recorded import PlannedStep
 from afire.tasks.results import RESULT
 from afire.training.batches import labelled_training_rows, normal_training_rows

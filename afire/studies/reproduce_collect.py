@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from afire.config import Config, load_config, validate
+from afire.config import Config
 from afire.errors import UserError
 from afire.files import read_json
+from afire.settings import load_config, validate
 from afire.studies.ablation_grid import TABLES as ABLATION_TABLES
 from afire.studies.reproduce_plan import FIGURES, TABLES, Request, is_pretrained_once, plan, run_of
 from afire.studies.reproduce_sets import OURS, TITLES, Column, Target, column, protocol

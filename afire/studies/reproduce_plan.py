@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import is_pack
 from afire.errors import UserError
 from afire.files import read_json
+from afire.settings import load_config
 from afire.studies.recorded import PlannedStep, is_done, read_step, step_hashes, step_path
 from afire.studies.reproduce_sets import TARGETS, Dataset, Scale, Target
 from afire.weights.open import SEED

@@ -21,11 +21,12 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from afire.config import EncoderConfig, ImageConfig, validate
+from afire.config import EncoderConfig, ImageConfig
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import Normalise, VisionTransformer
+from afire.settings import validate
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
 from afire.tasks.experiment import MODEL, Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench

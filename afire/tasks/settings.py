@@ -12,7 +12,8 @@ from typing import Literal, overload
 
 from pydantic import Field, model_validator
 
-from afire.config import LesionConfig, Section, load_settings, preset_path
+from afire.config import LesionConfig, Section
+from afire.settings import load_settings, preset_path
 
 TASK_PRESETS = {"finetune": ("nih14", "chexpert5", "quick"), "segment": ("siim", "lungs")}
 

@@ -10,8 +10,9 @@ import logging
 import math
 from dataclasses import dataclass
 
-from afire.config import Config, RunConfig, load_config
+from afire.config import Config, RunConfig
 from afire.errors import UserError
+from afire.settings import load_config
 from afire.training.run_folder import CONFIG, RunFolder
 
 logger = logging.getLogger("afire")

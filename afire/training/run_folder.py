@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from afire._version import __version__
-from afire.config import Config, Section, load_settings, to_yaml
+from afire.config import Config, Section
 from afire.errors import UserError
 from afire.files import (
     ORDINARY_MODE,
@@ -48,6 +48,7 @@ from afire.files import (
     write_text,
 )
 from afire.nn import distributed
+from afire.settings import load_settings, to_yaml
 from afire.training.run_page import run_page
 
 logger = logging.getLogger("afire")

@@ -26,10 +26,11 @@ from typing import Any, Literal, get_args
 from torch import Tensor
 
 from afire._version import __version__
-from afire.config import Config, validate
+from afire.config import Config
 from afire.errors import UserError
 from afire.files import read_json, require_folder, sha256_file, sha256_text
 from afire.methods import Method, method_type
+from afire.settings import validate
 
 FORMAT = 1
 CONFIG, MANIFEST, CARD, PREPROCESSING = "config.json", "manifest.json", "README.md", "preprocessing.json"

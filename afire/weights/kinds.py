@@ -18,11 +18,12 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.errors import UserError
 from afire.methods import METHODS, Method, make_method, method_type
 from afire.methods.base import Progress
 from afire.nn.vit import Normalise, VisionTransformer, initialise
+from afire.settings import load_config
 from afire.training.run_folder import MODEL, STATE, read_state
 from afire.weights.architecture import Architecture, Beside, plain_vit, read_architecture, read_beside
 from afire.weights.bundle import Bundle, Holds, component_of

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import is_pack, read_summary
 from afire.errors import UserError
 from afire.methods import Method
+from afire.settings import load_config
 from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
 from afire.weights.bundle import DETECTOR_SETTINGS, is_bundle, open_bundle
 from afire.weights.files import fill_encoder
@@ -83,7 +84,7 @@ def _find(source: str | Path, config: Config | None, network: str | None, seed: 
 
 
 def said_by(source: str | Path, data: Path | None = None, preset: str | None = None) -> Mapping[str, Any]:
-    """What the tensors of a file say about settings, nested as in YAML, for :func:`~afire.config.load_config`.
+    """What the tensors of a file say about settings, nested as in YAML, for :func:`~afire.settings.load_config`.
 
     Nothing for a run, a bundle and a detector, which bring all settings, and for random weights. Positions are made to
     fit another grid, so that the films of a pack ``data`` are taken as they are. Of heads, which tensors do not tell, a

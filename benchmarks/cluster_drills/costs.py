@@ -18,9 +18,9 @@ from afire.cluster import ray_engine
 from afire.cluster.shards import Shard, all_shards
 from afire.cluster.store import ShardStore
 from afire.cluster.work import Do, Work
-from afire.config import load_config
 from afire.processes import usable_cores
 from afire.progress import _Silent
+from afire.settings import load_config
 from afire.weights import open_weights
 
 FILMS, A_SHARD, NODES = 1_000_000, 1_000, (1, 8, 64)

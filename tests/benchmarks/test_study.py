@@ -21,7 +21,7 @@ import study  # noqa: E402
 import study_tables  # noqa: E402
 from steps import merged  # noqa: E402
 
-from afire.config import changed, load_config  # noqa: E402
+from afire.settings import changed, load_config  # noqa: E402
 from afire.studies.steps import Ended  # noqa: E402
 from afire.tasks.metrics import auc  # noqa: E402
 from afire.tasks.results import Result, RunResult, estimate, write_result  # noqa: E402

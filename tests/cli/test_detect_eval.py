@@ -9,11 +9,12 @@ from typer.testing import CliRunner
 
 import afire
 from afire.cli import app
-from afire.config import LesionConfig, load_config
+from afire.config import LesionConfig
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
 from afire.detect.base import load_detector
 from afire.errors import UserError
+from afire.settings import load_config
 from afire.weights import open_weights
 from tests import commands
 from tests.tasks.conftest import SMALLEST, draw_films

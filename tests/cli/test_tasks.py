@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from afire.cli import app
 from afire.cli.tasks import task_settings
-from afire.config import to_yaml
 from afire.errors import UserError
+from afire.settings import to_yaml
 from afire.tasks.settings import load_task_config
 
 

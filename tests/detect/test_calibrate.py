@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from afire.config import load_config
 from afire.data.keys import remember_films, seen_by_weights
 from afire.data.manifest import make_manifest
 from afire.data.pack import DecodedFilms
@@ -19,6 +18,7 @@ from afire.detect.base import AnomalyDetector, Subsets, load_detector
 from afire.detect.calibrate import FEWEST_LOCAL, calibrate, calibrate_here
 from afire.detect.taught import FinderConfig, FinderSettings, Taught
 from afire.errors import UserError
+from afire.settings import load_config
 
 
 def local_films(folder: Path, size: int, count: int, seed: int = 50, dark: bool = True) -> DecodedFilms:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.detect.fae import FAE, Autoencoder, FeatureAutoencoder, Similarity, as_grey, sides_of
 from afire.detect.fit import detect_settings
 from afire.errors import UserError
+from afire.settings import load_config
 
 TRUNK = ["image.size=32", "encoder.width=16", "encoder.depth=4", "encoder.heads=2", "encoder.patch_size=8"]
 

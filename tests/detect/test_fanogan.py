@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.detect.base import load_detector
 from afire.detect.fanogan import FAnoGAN, FAnoGANNetworks, slopes
@@ -19,6 +19,7 @@ from afire.detect.fit import fit_detector
 from afire.errors import UserError
 from afire.methods.base import Keys, Progress, train_only
 from afire.nn.conv import CodeEncoder, initialise_conv
+from afire.settings import load_config
 from afire.training.pretrain import pretrain
 from tests.detect.test_learned import SIZE, task_of
 

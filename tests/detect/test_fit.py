@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from afire.config import load_config
 from afire.data.keys import Seen, films_seen
 from afire.data.manifest import make_manifest
 from afire.data.pack import DecodedFilms, PackedFilms, open_manifest
@@ -28,6 +27,7 @@ from afire.detect.fit import (
 from afire.detect.maps import MapDetector
 from afire.errors import UserError
 from afire.files import folder_lock
+from afire.settings import load_config
 from afire.training.engine import Schedules
 from afire.weights import open_weights
 from tests.detect.conftest import SMALLEST, fit_smallest

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.data.phantom import Style, draw_batch
@@ -31,6 +31,7 @@ from afire.export.formats import run_detector_graph
 from afire.export.write import export_bundle
 from afire.files import read_json
 from afire.nn.vit import Normalise
+from afire.settings import load_config
 from afire.training import run_folder
 from afire.weights import open_weights
 from afire.weights.files import write_tensors

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.detect import DETECTORS
 from afire.detect.base import AnomalyDetector, FitTask, load_detector
@@ -19,6 +19,7 @@ from afire.detect.fit import detect_settings, fit_detector, open_networks
 from afire.detect.learned import OnTrunk, TrunkLearner, blocks_of
 from afire.errors import UserError
 from afire.methods.base import Keys
+from afire.settings import load_config
 from afire.weights import open_weights
 from afire.weights.files import write_tensors
 from tests import commands

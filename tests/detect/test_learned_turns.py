@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.detect import DETECTORS
 from afire.detect.fit import detect_settings
 from afire.detect.learned import LearnedDetector
 from afire.methods.base import Keys, Learner, train_only
+from afire.settings import load_config
 from afire.training.pretrain import Pretraining, pretrain
 from tests import commands
 from tests.detect.test_learned import QUICK, SIZE, task_of

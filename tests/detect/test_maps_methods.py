@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.detect.base import AnomalyDetector, FitTask, NormalFilms, load_detector
 from afire.detect.fit import detect_settings, fit_detector, open_networks
@@ -16,6 +15,7 @@ from afire.detect.maps import MapDetector, possible_maps
 from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.files import read_json
 from afire.methods import make_method
+from afire.settings import load_config
 from tests.detect.conftest import SMALLEST
 
 

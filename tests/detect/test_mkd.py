@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.detect.fit import detect_settings
 from afire.detect.mkd import MKD, SourceAndCloner, direction_errors, place_directions, value_errors
 from afire.errors import UserError
 from afire.methods.base import Keys
+from afire.settings import load_config
 
 TRUNK = ["image.size=32", "encoder.width=16", "encoder.depth=3", "encoder.heads=2", "encoder.patch_size=8"]
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.detect.fit import detect_settings
 from afire.detect.panda import PANDA, Compacted, NormalFeatures
 from afire.errors import UserError
 from afire.methods.base import AllFilms, Progress
+from afire.settings import load_config
 from tests.detect.test_learned_on_trunk import fit_on_trunk
 
 TRUNK = ["image.size=32", "encoder.width=16", "encoder.depth=4", "encoder.heads=2", "encoder.patch_size=8"]

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.detect.base import load_detector
 from afire.detect.fit import fit_detector
 from afire.detect.salad import SALAD, SALADNetworks, corrupted, structural_similarity
 from afire.methods.base import Keys, train_only
+from afire.settings import load_config
 from tests.detect.test_learned import SIZE, task_of
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import load_config
 from afire.data.pack import PackedFilms
 from afire.detect.base import load_detector
 from afire.detect.fit import detection_subsets, fit_detector
 from afire.detect.squid import SQUID, Inpainting, PatternQueues, SQUIDNetworks, beside, cut, each, joined, shrunken
 from afire.methods.base import Keys, Progress, train_only
 from afire.nn.conv import initialise_conv
+from afire.settings import load_config
 from tests.detect.test_learned import SIZE, task_of
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.detect.taught import CELL, KINDS, MAPS, Finder, FinderConfig, FinderSettings, Taught, film_loss, known_loss
 from afire.errors import UserError
 from afire.methods.base import Keys
+from afire.settings import load_config
 
 SIZE = 64
 

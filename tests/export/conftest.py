@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from afire.config import Config, load_config, to_yaml
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
 from afire.detect import DETECTORS
@@ -24,6 +24,7 @@ from afire.detect.patchcore import MemoryConfig, PatchCore, PatchCoreConfig
 from afire.export.write import export_bundle
 from afire.methods import make_method
 from afire.methods.afire import AFiRe
+from afire.settings import load_config, to_yaml
 from afire.tasks.settings import DetectConfig
 from afire.training.run_folder import save_checkpoint
 from afire.weights import Weights, open_weights

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.decode import fit_square
 from afire.detect.base import AnomalyDetector, Subsets, load_detector
 from afire.detect.calibrate import calibrate
@@ -27,6 +27,7 @@ from afire.export.formats import (
 )
 from afire.export.verify import read_expected, read_whole
 from afire.export.write import Conversion, convert, export_bundle
+from afire.settings import load_config
 from afire.weights import Weights, open_weights
 from tests.export.conftest import make_run, smallest
 

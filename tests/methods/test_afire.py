@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.errors import UserError
 from afire.lesions.synthesis import token_labels
 from afire.methods.afire import AFiRe
 from afire.methods.base import Losses, Progress, count_parameters
 from afire.methods.equations import Contrast, category_loss, restoration_loss, sinkhorn, structure_loss
 from afire.nn.vit import patchify
+from afire.settings import load_config
 
 
 def config(*overrides: str) -> Config:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.phantom import draw_batch
 from afire.detect.maps import Evidence, settle
 from afire.errors import UserError
@@ -22,6 +22,7 @@ from afire.methods.equations import (
     surprise,
 )
 from afire.methods.health import place_entropy
+from afire.settings import load_config
 
 B, L, K, PLACES = 4, 5, 6, 7
 

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.methods.afire import AFiRe
 from afire.nn.distributed import gather
+from afire.settings import load_config
 from tests import commands
 
 STEPS, VIEWS = 2, 2

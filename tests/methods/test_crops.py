@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afire.config import validate
 from afire.errors import UserError
 from afire.methods.base import Keys
 from afire.methods.crops import CropSettings, crops, cut, drawn_boxes, inside, toned, view_draws
+from afire.settings import validate
 
 PLAIN = CropSettings(mirror=0, jitter=0, blur=0)
 

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afire.config import load_config
 from afire.errors import UserError
 from afire.methods import make_method
 from afire.methods.adam2 import ALONE, TOGETHER, Adam2, agreement, part_boxes, whole_boxes
 from afire.methods.base import Keys, Phase, Progress
 from afire.methods.crops import inside
 from afire.methods.dino import DINO, Distilled, distillation_loss, local_side, teacher_says
+from afire.settings import load_config
 
 SMALL = ["image.size=32", "encoder.patch_size=8", "encoder.width=16", "encoder.depth=1"]
 HEAD = ["options.outputs=12", "options.hidden=8", "options.bottleneck=6"]

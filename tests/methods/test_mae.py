@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.errors import UserError
 from afire.methods import METHODS, check_overrides, complete, make_method
 from afire.methods.base import Keys
 from afire.methods.mae import MAE, masked_loss
+from afire.settings import load_config
 
 
 def config(*overrides: str) -> Config:

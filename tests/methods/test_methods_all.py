@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 import afire
 from afire.cli import app
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.methods import METHODS, Method, complete, make_method, unread
 from afire.methods.base import Keys, Labels, Losses, Progress
 from afire.nn.vit import Normalise, VisionTransformer, initialise
+from afire.settings import load_config
 from tests.tasks.drawn import draw_spots
 
 SMALL = [

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from afire.config import load_config
 from afire.methods import METHODS, Method, complete, make_method
 from afire.methods.base import Keys, Labels, Progress
+from afire.settings import load_config
 from tests import commands
 
 FILMS, BATCH, STEPS = 16, 8, 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.phantom import ANATOMY, DISEASES
 from afire.detect.maps import Evidence, possible_maps
 from afire.errors import UserError
@@ -18,6 +18,7 @@ from afire.methods import check_overrides, complete, make_method
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
 from afire.methods.phantom import MAPS, PhantomTaught, cells_of, dense_loss, order, overlap
+from afire.settings import load_config
 
 PLAIN = [f"options.augment.{name}=0" for name in AugmentSettings.model_fields]
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.config import load_config
 from afire.methods import complete, make_method, method_type
 from afire.methods.base import Keys
 from afire.methods.restoring import Restoring, judged, restored_well, squared_error
+from afire.settings import load_config
 from tests.training.conftest import SMALLEST
 
 OWN = {

@@ -14,13 +14,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.config import load_config
 from afire.data.manifest import make_manifest
 from afire.errors import UserError
 from afire.methods import make_method
 from afire.methods.base import Keys, Labels
 from afire.methods.supervised import Supervised, label_loss
 from afire.nn.vit import VisionTransformer, initialise
+from afire.settings import load_config
 from afire.training.batches import labelled_training_rows, run_labels
 from afire.weights import open_weights
 from tests.tasks.drawn import draw_spots

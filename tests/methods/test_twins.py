@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afire.config import load_config
 from afire.errors import UserError
 from afire.methods import METHODS, complete, make_method
 from afire.methods.adam1 import Adam1, cell_boxes, stage_of
@@ -20,6 +19,7 @@ from afire.methods.moco import MoCo
 from afire.methods.pcl import PCL, UNKNOWN, prototype_loss, spreads
 from afire.methods.twins import Queued, info_nce
 from afire.nn.clusters import kmeans, nearest_centres
+from afire.settings import load_config
 
 SMALL = ["image.size=32", "encoder.patch_size=8", "encoder.width=16", "encoder.depth=1", "options.hidden=8"]
 

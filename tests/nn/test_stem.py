@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from afire.config import EncoderConfig, ImageConfig, load_config
+from afire.config import EncoderConfig, ImageConfig
 from afire.errors import UserError
 from afire.methods import make_method
 from afire.methods.base import Keys
 from afire.nn.stem import ConvStem
 from afire.nn.vit import VisionTransformer, initialise
+from afire.settings import load_config
 from tests.nn.test_vit import make, noise
 
 

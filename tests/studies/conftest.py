@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
+from afire.settings import load_config
 from tests.tasks.conftest import draw_films
 
 SMALLEST = [

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.errors import UserError
 from afire.files import read_json, write_json
+from afire.settings import load_config
 from afire.studies.ablation_grid import (
     FOLDER,
     FULL,

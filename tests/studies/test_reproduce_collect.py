@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from afire.config import Config, load_config, to_yaml
+from afire.config import Config
 from afire.files import write_json, write_text
+from afire.settings import load_config, to_yaml
 from afire.studies.reproduce_collect import (
     Difference,
     TargetReport,

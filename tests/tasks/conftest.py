@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackedFilms, PackSettings, pack
+from afire.settings import load_config
 
 SMALLEST = ["image.size=32", "encoder.width=16", "encoder.depth=1", "encoder.heads=2", "encoder.patch_size=8"]
 

@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.manifest import make_manifest
 from afire.data.pack import PackSettings, pack
 from afire.data.rle import encode_rle
+from afire.settings import load_config
 from afire.tasks.experiment import Experiment
 
 SIZE = 32

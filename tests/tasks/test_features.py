@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import DecodedFilms, PackedFilms
 from afire.errors import UserError
+from afire.settings import load_config
 from afire.tasks import features as f
 from afire.weights import Weights, open_weights
 from tests.tasks.conftest import SMALLEST

@@ -8,9 +8,9 @@ from typing import Literal
 
 import pytest
 
-from afire.config import to_yaml
 from afire.data.sources.lists import COMPETITION_LABELS, NIH_LABELS
 from afire.errors import UserError
+from afire.settings import to_yaml
 from afire.tasks.settings import TASK_PRESETS, load_task_config
 
 KINDS: tuple[Literal["finetune", "segment"], ...] = ("finetune", "segment")

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from afire.config import Config, changed, load_config
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
+from afire.settings import changed, load_config
 from afire.training import budget
 from afire.training.budget import Speed, as_begun, enough_epochs, in_epochs, lasting
 from afire.training.engine import Schedules

@@ -13,12 +13,13 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import DecodedFilms, PackedFilms, open_films
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.methods.health import Health
 from afire.report.sheets import EpochPictures
+from afire.settings import load_config
 from afire.training.batches import normal_training_rows
 from afire.training.engine import make_optimizer
 from afire.training.online import OnlineProbe

@@ -13,13 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from afire.config import Config, load_config
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.methods import METHODS
 from afire.methods.base import AllFilms, Losses
 from afire.nn.distributed import in_parts, part_like, whole, world_size
 from afire.nn.momentum import own_part
+from afire.settings import load_config
 from afire.training import pretrain
 from afire.training.engine import make_accelerator
 from tests import commands

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from afire.config import Config, load_config, to_yaml
+from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
+from afire.settings import load_config, to_yaml
 from afire.training import pretrain
 from afire.training.tracking import MLflow
 

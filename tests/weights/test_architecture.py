@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from afire.config import load_config
 from afire.data.pack import read_summary
 from afire.errors import UserError
 from afire.methods import make_method
 from afire.nn.vit import VisionTransformer
+from afire.settings import load_config
 from afire.weights import open_weights, said_by, start_from
 from afire.weights.architecture import usual_heads
 from afire.weights.files import to_huggingface

@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from afire.config import Config, changed, load_config, to_yaml
+from afire.config import Config
 from afire.errors import UserError
 from afire.methods import Method
 from afire.methods.afire import AFiRe
 from afire.methods.mae import MAE
+from afire.settings import changed, load_config, to_yaml
 from afire.training.run_folder import newest_checkpoint, save_checkpoint
 from afire.weights import WeightsBySeed, open_weights, pick_device, start_from, tensor_hash
 from tests import figure_parts
