@@ -151,7 +151,8 @@ class Receiver:
         caller = f"{event.assoc.requestor.primitive.calling_ae_title.strip()}@{event.assoc.requestor.address}"
         try:
             with quiet_readers():
-                return self._store(event.encoded_dataset(), str(event.request.AffectedSOPInstanceUID), caller)
+                data = event.request.DataSet.getvalue()  # a whole file: the reactor puts the header before the data set
+                return self._store(data, str(event.request.AffectedSOPInstanceUID), caller)
         except OSError as error:  # a full disk, above all
             self._journal.note("turned away", caller=caller, reason=error.strerror or type(error).__name__)
             return OUT_OF_RESOURCES
