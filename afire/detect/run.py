@@ -32,6 +32,7 @@ from PIL import Image
 
 from afire.config import ImageConfig
 from afire.data.decode import FitMode, fit_square, read_film
+from afire.data.dicom_grey import Voi
 from afire.data.film import Film, FilmInfo, quiet_readers
 from afire.data.sources.disk import list_films
 from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
@@ -96,6 +97,8 @@ class Drawn:
 
 
 Draw = Callable[[Drawing], Drawn]
+Read = Callable[[Path, Voi], tuple[Film, FilmInfo]]
+"""What :func:`~afire.data.decode.read_film` does."""
 
 
 @dataclass(frozen=True)
@@ -241,13 +244,14 @@ def score_batch(
     draw: Draw | None,
     looking: BoundedSemaphore,
     restore: bool = True,
+    read: Read = read_film,
 ) -> list[FilmResult]:
     """Read, look, draw: the results of a batch, in its order. ``looking`` says how many batches may be looked at."""
     image, shows = detector.config.image, draw is not None
     with quiet_readers():  # once: to silence them takes longer than to open a film
-        read = [_read(root, number, name, image, shows) for number, name in jobs]
-    films = [film for film in read if isinstance(film, ReadFilm)]
-    results = {result.number: result for result in read if isinstance(result, FilmResult)}
+        opened = [_read(root, number, name, image, shows, read) for number, name in jobs]
+    films = [film for film in opened if isinstance(film, ReadFilm)]
+    results = {result.number: result for result in opened if isinstance(result, FilmResult)}
     for result in results_of(detector, films, draw=draw, looking=looking, restore=restore):
         results[result.number] = result
     return [results[number] for number, _ in jobs]
@@ -308,10 +312,10 @@ def _on_film(x: float, y: float, info: FilmInfo, fit: FitMode) -> tuple[float, f
     return min(max(across, 0.0), 1.0), min(max(down, 0.0), 1.0)
 
 
-def _read(root: Path, number: int, name: str, image: ImageConfig, shows: bool) -> ReadFilm | FilmResult:
+def _read(root: Path, number: int, name: str, image: ImageConfig, shows: bool, read: Read) -> ReadFilm | FilmResult:
     file, path = shown_name(name), root / name
     try:
-        film, info = read_film(path, voi=image.voi)
+        film, info = read(path, image.voi)
         square = fit_square(film, image.size, image.fit)
         return ReadFilm(number, file, path, square, _shown(film) if shows else None, info)
     except UserError as error:

@@ -6,7 +6,6 @@ no film all the same (a screenshot, a result of our own) is acknowledged and not
 
 from __future__ import annotations
 
-import io
 import ssl
 import time
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from shutil import disk_usage
 from typing import Any
 
-import pydicom
 from pydicom.dataset import Dataset
 from pydicom.pixels import get_decoder, pixel_array
 from pydicom.uid import (
@@ -39,12 +37,15 @@ from pynetdicom import AE, _config, evt
 from pynetdicom.sop_class import Verification
 
 from afire.data.decode import MAX_PIXELS, MODALITIES
+from afire.data.dicom import parse_film
 from afire.data.film import quiet_readers
 from afire.errors import UserError
 from afire.pacs.addresses import Caller, plain_address
+from afire.pacs.fresh import ParsedFilm
 from afire.pacs.journal import Journal, Keyed
 from afire.pacs.reactor import wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
+from afire.pacs.source import TAGS as SOURCE_TAGS
 from afire.pacs.spool import FilmName, Spool
 
 STORED, OUT_OF_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
@@ -57,11 +58,7 @@ _COMPRESSED = (
     JPEGBaseline8Bit, JPEGExtended12Bit, JPEGLossless, JPEGLosslessSV1, JPEGLSLossless, JPEGLSNearLossless,
     JPEG2000Lossless, JPEG2000, RLELossless,
 )  # fmt: skip
-_TAGS = [
-    "SOPInstanceUID", "SOPClassUID", "Modality", "Manufacturer", "ManufacturerModelName",
-    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames",
-    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData",
-]  # fmt: skip
+_TAGS = [*SOURCE_TAGS, "Manufacturer", "ManufacturerModelName"]  # beside those of which a film is made
 _MOST_ASSOCIATIONS = 64
 _PDU_BYTES = 1 << 20  # of a message: each takes its time, and senders choose the size up to this
 _TIMEOUT = 60.0  # of a peer that says nothing
@@ -164,7 +161,7 @@ class Receiver:
         if not self.has_room(len(data)):
             self._journal.note("turned away", caller=caller, reason="less free space than --min-free")
             return OUT_OF_RESOURCES
-        tags = pydicom.dcmread(io.BytesIO(data), specific_tags=_TAGS)
+        tags = parse_film(data, _TAGS)
         if str(tags.get("SOPInstanceUID") or "") != instance or not instance:
             self._journal.note("not understood", caller=caller, reason="its id is not the one it was announced with")
             return MISMATCH
@@ -172,7 +169,8 @@ class Receiver:
         if not_wanted := _why_not(tags):
             self._journal.note("ignored", film, caller=caller, reason=not_wanted)
             return STORED
-        self._spool.receive(FilmName(film, self._keyed("pixels", *_pixels(tags))), data)
+        name = FilmName(film, self._keyed("pixels", *_pixels(tags)))
+        self._spool.receive(name, data, ParsedFilm(tags, len(data)))
         return STORED
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Barrier, BoundedSemaphore, Event, Thread
 
 import torch
 
+from afire.data.decode import film_from_tags, read_film
+from afire.data.dicom_grey import Voi
+from afire.data.film import Film, FilmInfo
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
 from afire.detect.run import BATCH, Drawing, Drawn, score_batch, share_of_cores, side_by_side
@@ -77,6 +81,7 @@ class Scorer:
                     self.score([name])
 
     def _score_together(self, names: Sequence[FilmName]) -> None:
+        fresh = {number: self._spool.fresh(name) for number, name in enumerate(names)}
         made: dict[FilmName, dict[str, bytes]] = {}
         drawings: list[Drawing] = []
 
@@ -85,14 +90,30 @@ class Scorer:
             if drawing.result.status == OUT_OF_DOMAIN:
                 self._journal.note("out of domain", name.film, reason="; ".join(drawing.result.objections))
             try:
-                made[name] = {str(kind): data for kind, data in self._maker(drawing).items()}
+                parsed = fresh[drawing.film.number]
+                objects = self._maker(drawing, parsed.tags if parsed is not None else None)
+                made[name] = {str(kind): data for kind, data in objects.items()}
                 drawings.append(drawing)
             except UserError:
                 self._spool.fail_film(name, "its tags cannot be copied into a result")
             return Drawn({})
 
-        jobs = [(number, str(self._spool.film(name))) for number, name in enumerate(names)]
-        results = score_batch(self._detector, self._spool.root, jobs, draw=make, looking=self._looking, restore=False)
+        files = [str(self._spool.film(name)) for name in names]
+        known = {self._spool.root / file: fresh[number] for number, file in enumerate(files)}
+
+        def read(path: Path, voi: Voi) -> tuple[Film, FilmInfo]:
+            parsed = known[path]
+            return read_film(path, voi) if parsed is None else film_from_tags(path, parsed.tags, parsed.size, voi)
+
+        results = score_batch(
+            self._detector,
+            self._spool.root,
+            list(enumerate(files)),
+            draw=make,
+            looking=self._looking,
+            restore=False,
+            read=read,
+        )
         self._spool.commit(made)
         unreadable = [result for result in results if result.status == UNREADABLE]
         for result in unreadable:

@@ -36,6 +36,8 @@ _IMAGE = (
     "PhotometricInterpretation", "SamplesPerPixel", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation",
     "RescaleSlope", "RescaleIntercept", "RescaleType", "WindowCenter", "WindowWidth", "VOILUTFunction",
 )  # fmt: skip
+TAGS = [*_REQUIRED, *_OPTIONAL, *_IMAGE]
+"""What results take from the header of their film."""
 _SEXES = ("M", "F", "O")
 _UNPAIRED = ("CHEST", "THORAX", "ABDOMEN", "SPINE", "CSPINE", "TSPINE", "LSPINE", "PELVIS", "SKULL", "HEAD", "NECK")
 
@@ -74,7 +76,12 @@ class Source:
 def read_source(film: Path) -> Source:
     """The header of a DICOM film; one without ids gets its own, which follow from its bytes."""
     with quiet_readers():
-        tags = read_tags(film, [*_REQUIRED, *_OPTIONAL, *_IMAGE])
+        return source_of(read_tags(film, TAGS), film)
+
+
+def source_of(tags: Dataset, film: Path) -> Source:
+    """From the tags ``TAGS`` of a film's file, which was parsed before."""
+    with quiet_readers():
         try:
             image = _image(tags, film)
             return Source(_identity(tags), image, max(1, int(image.get("InstanceNumber", 1))))

@@ -17,8 +17,8 @@ a power cut may undo them, and doing them again changes nothing.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,8 @@ from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
-from afire.pacs.sync import SharedSync, sync
+from afire.pacs.fresh import FreshFilms, ParsedFilm
+from afire.pacs.sync import SharedSync, sync, write_synced
 
 INCOMING, SCORED, OUTGOING = "incoming", "scored", "outgoing"
 DONE, FAILED, QUARANTINE = "done", "failed", "quarantine"
@@ -95,14 +96,20 @@ class Spool:
         self._to_score: deque[FilmName] = deque()
         self._to_send: deque[ResultName] = deque()
         self._pixels: dict[str, str] = {}  # of every film outside of done, by FILM
+        self._fresh = FreshFilms()
         self._synced = SharedSync(root / INCOMING)
         self._recover()
 
     # Receiving
 
-    def receive(self, name: FilmName, data: bytes) -> Receipt:
-        """Keep a film. When this returns, a power cut changes nothing about it."""
-        part = self._write_part(self.root / INCOMING, data)
+    def receive(self, name: FilmName, data: bytes, parsed: ParsedFilm | None = None) -> Receipt:
+        """Keep a film. When this returns, a power cut changes nothing about it.
+
+        ``parsed`` is kept in memory for who scores it, if there is room. Then it goes past the system's memory of
+        files, in which nobody would look for it: to fill that takes longer than the disk.
+        """
+        part = self.root / INCOMING / f"{_UNFINISHED}{secrets.token_hex(8)}{_SUFFIX}"
+        write_synced(part, data, direct=parsed is not None and self._fresh.has_room(parsed.size))
         try:
             with self._lock:
                 receipt = self._place(part, name)
@@ -113,6 +120,8 @@ class Spool:
         finally:
             if receipt is Receipt.NEW:  # in any case: it is there
                 with self._lock:
+                    if parsed is not None:
+                        self._fresh.keep(name, parsed)
                     self._to_score.append(name)
                     self._to_be_scored.notify_all()
         self._observe(receipt.value, name.film)
@@ -156,6 +165,10 @@ class Spool:
         with self._lock:
             self._to_score.extendleft(names)
             self._to_be_scored.notify_all()
+
+    def fresh(self, name: FilmName) -> ParsedFilm | None:
+        """A film as it was parsed when it came, once, if it came lately."""
+        return self._fresh.take(name)
 
     def film(self, name: FilmName) -> Path:
         """Where a film that waits to be scored is, relative to :attr:`root`."""
@@ -318,18 +331,6 @@ class Spool:
 
     def _film(self, name: FilmName) -> Path:
         return self.root / INCOMING / f"{name}{_SUFFIX}"
-
-    def _write_part(self, folder: Path, data: bytes) -> Path:
-        handle, path = tempfile.mkstemp(dir=folder, prefix=_UNFINISHED, suffix=_SUFFIX)
-        try:
-            with names_path(Path(path)), os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-        except BaseException:
-            Path(path).unlink(missing_ok=True)
-            raise
-        return Path(path)
 
     def _record_path(self, film: str) -> Path:
         return self.root / DONE / film[:2] / f"{film}.json"
