@@ -136,7 +136,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         if isinstance(self.socket, ssl.SSLSocket):
             return bytes(self.recv(_HEAD)) if waits or self.socket.pending() else None
         try:
-            head = self.socket.recv(_HEAD, 0 if waits else socket.MSG_DONTWAIT)
+            head: bytes = self.socket.recv(_HEAD, 0 if waits else socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         return head if len(head) in (0, _HEAD) else head + self.recv_whole(_HEAD - len(head))
@@ -146,7 +146,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         assert self.socket is not None
         if isinstance(self.socket, ssl.SSLSocket):
             return bytes(self.recv(count))
-        data = self.socket.recv(count, socket.MSG_WAITALL)
+        data: bytes = self.socket.recv(count, socket.MSG_WAITALL)
         return data if len(data) == count else data + bytes(self.recv(count - len(data)))
 
     def unread(self, data: bytes) -> None:

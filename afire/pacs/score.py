@@ -10,7 +10,7 @@ import torch
 
 from afire.data.decode import film_from_tags, read_film
 from afire.data.dicom_grey import Voi
-from afire.data.film import Film, FilmInfo
+from afire.data.film import Film, FilmInfo, quiet_readers
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
 from afire.detect.run import BATCH, Drawing, Drawn, score_batch, share_of_cores, side_by_side
@@ -57,14 +57,15 @@ class Scorer:
     def _work(self, begun: Barrier, stop: Event) -> None:
         torch.get_num_threads()  # from here on this thread keeps its share of the cores
         begun.wait()
-        while not stop.is_set():
-            names = self._spool.claim(self._batch, self._workers, _IDLE_SECONDS)
-            try:
-                self.score(names)
-            except OSError as error:  # a full disk: nothing is lost, and there may be room later
-                self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
-                self._spool.put_back([name for name in names if self._spool.waits(name)])
-                stop.wait(_SECONDS_AFTER_A_FULL_DISK)
+        with quiet_readers():  # once: to silence them for each film takes longer than what they do
+            while not stop.is_set():
+                names = self._spool.claim(self._batch, self._workers, _IDLE_SECONDS)
+                try:
+                    self.score(names)
+                except OSError as error:  # a full disk: nothing is lost, and there may be room later
+                    self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
+                    self._spool.put_back([name for name in names if self._spool.waits(name)])
+                    stop.wait(_SECONDS_AFTER_A_FULL_DISK)
 
     def score(self, names: Sequence[FilmName]) -> None:
         """Score films and hand over their results. A film that breaks a batch is found by trying each alone."""

@@ -16,12 +16,14 @@ a power cut may undo them, and doing them again changes nothing.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -196,8 +198,10 @@ class Spool:
                 shutil.rmtree(part, ignore_errors=True)
             raise
         for result, part in parts.items():
-            shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
-            part.rename(self.root / SCORED / str(result))
+            target = self.root / SCORED / str(result)
+            if target.exists():
+                shutil.rmtree(target, ignore_errors=True)
+            part.rename(target)
         sync(self.root / SCORED)
         for result in parts:
             self._observe("scored", result.name.film)
@@ -245,7 +249,9 @@ class Spool:
 
     def objects(self, result: ResultName) -> dict[str, Path]:
         """What is left to send of a film's results: kind -> file."""
-        return {path.stem: path for path in sorted((self.root / OUTGOING / str(result)).glob(f"*{_SUFFIX}"))}
+        folder = self.root / OUTGOING / str(result)
+        paths = sorted(folder.iterdir()) if folder.exists() else []
+        return {path.stem: path for path in paths if path.suffix == _SUFFIX}
 
     def acknowledge(self, result: ResultName, kinds: Iterable[str]) -> None:
         """The receiver has these objects. With the last one, nothing is left but the record that it was delivered."""
@@ -259,8 +265,9 @@ class Spool:
     def _finish(self, result: ResultName) -> None:
         self._write_record(result)
         self._observe("recorded", result.name.film)
-        for stale in (self.root / FAILED).glob(f"{result.name}*"):
-            _remove(stale)
+        for stale in (self.root / FAILED).iterdir():
+            if stale.name.startswith(str(result.name)):
+                _remove(stale)
         _remove(self.root / OUTGOING / str(result))
         with self._lock:
             if not self._film(result.name).exists():  # or it came again, for another recipe
@@ -344,11 +351,15 @@ class Spool:
         path = self._record_path(result.name.film)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         recipes = {**self._record(result.name.film).get("recipes", {}), result.recipe: date.today().isoformat()}
-        write_json(path, {"pixels": result.name.pixels, "recipes": recipes})
+        record = json.dumps({"pixels": result.name.pixels, "recipes": recipes}, indent=2) + "\n"
+        part = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}.json")
+        write_synced(part, record.encode("ascii"))
+        part.replace(path)
 
 
 def _write_results(folder: Path, objects: Mapping[str, bytes]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for kind, data in objects.items():
         path = folder / f"{kind}{_SUFFIX}"
@@ -382,7 +393,10 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """A folder in a state, in one step as far as anyone can see: first it loses its name."""
+    """A folder in a state, in one step as far as anyone can see: an empty one at once, another first loses its name."""
+    with suppress(OSError):
+        folder.rmdir()
+        return
     if folder.exists():
         gone = folder.with_name(f"{_UNFINISHED}{folder.name}")
         shutil.rmtree(gone, ignore_errors=True)
