@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from pydicom.dataset import Dataset
-
-if TYPE_CHECKING:
-    from afire.pacs.spool import FilmName
 
 MOST_BYTES = 256 << 20
 
@@ -26,24 +22,24 @@ class ParsedFilm:
 
 
 class FreshFilms:
-    """At most ``most_bytes`` of films. Threads may share it."""
+    """At most ``most_bytes`` of films, by their names in the spool. Threads may share it."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._bytes = most_bytes, 0
-        self._films: dict[FilmName, ParsedFilm] = {}
+        self._films: dict[str, ParsedFilm] = {}
         self._lock = Lock()
 
     def has_room(self, size: int) -> bool:
         return self._bytes + size <= self._most
 
-    def keep(self, name: FilmName, film: ParsedFilm) -> None:
+    def keep(self, name: str, film: ParsedFilm) -> None:
         """Unless there is no room."""
         with self._lock:
             if name not in self._films and self.has_room(film.size):
                 self._films[name] = film
                 self._bytes += film.size
 
-    def take(self, name: FilmName) -> ParsedFilm | None:
+    def take(self, name: str) -> ParsedFilm | None:
         """A film, which is forgotten with this; nothing if it is not here."""
         with self._lock:
             film = self._films.pop(name, None)

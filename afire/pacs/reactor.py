@@ -53,10 +53,11 @@ def wait_for_news(event: Any) -> None:
 
 
 def _read_message(upper: Any, read_any: Any) -> None:
-    """Fragments of a film for as long as they are there; anything else is read by ``read_any``, the library's way."""
+    """Commands and the fragments of films, for as long as they are there; anything else is read by ``read_any``, the
+    library's way."""
     connection, messages = upper.socket, upper.assoc.dimse
     waits = True  # for the first: there is news
-    while messages.expects_film() and upper.state_machine.current_state == _IN_TRANSFER and not upper._kill_thread:
+    while upper.state_machine.current_state == _IN_TRANSFER and not upper._kill_thread:
         head = connection.recv_head(waits)
         if head is None:
             return
@@ -65,7 +66,7 @@ def _read_message(upper: Any, read_any: Any) -> None:
             connection.unread(head)
             break
         data = connection.recv_whole(part)
-        if len(data) < part or data[1] & _IS_COMMAND:
+        if len(data) < part:
             connection.unread(head + data)
             break
         messages.add_fragment(data)
@@ -182,12 +183,15 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
             stream.write(self._file_head() + fragments)
 
     def add_fragment(self, data: bytes) -> None:
-        """Context, bits and data of a fragment, which may be the last."""
-        self.message.data_set.write(memoryview(data)[2:])
-        if data[1] & _IS_LAST:
-            last = P_DATA()
-            last.presentation_data_value_list = [[data[0], data[1:2]]]  # nothing, and no more: a message like any other
-            super().receive_primitive(last)
+        """Context, bits and data of a fragment; the last one, or all of a command, is a message like any other."""
+        if self.expects_film() and not data[1] & _IS_COMMAND:
+            self.message.data_set.write(memoryview(data)[2:])
+            if not data[1] & _IS_LAST:
+                return
+            data = data[:2]  # what it held is in the film
+        message = P_DATA()
+        message.presentation_data_value_list = [[data[0], data[1:]]]
+        self.receive_primitive(message)
 
     def _file_head(self) -> bytes:
         command, contexts = self.message.command_set, self.assoc._accepted_cx
@@ -204,14 +208,19 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         )
 
     def send_msg(self, primitive: Any, context_id: int) -> None:
-        """Answers about films are a few numbers and ids; anything else goes the library's way."""
+        """Answers about films are a few numbers and ids, and leave from this thread: the peer waits for them. Anything
+        else goes the library's way; so does all of TLS, whose connections two threads must not use at once."""
         if not isinstance(primitive, C_STORE) or primitive.MessageIDBeingRespondedTo is None:
             super().send_msg(primitive, context_id)
             return
-        answer = P_DATA()
-        bits = bytes([_IS_COMMAND | _IS_LAST])
-        answer.presentation_data_value_list = [[context_id, bits + _store_answer(primitive)]]
-        self.dul.send_pdu(answer)
+        data = bytes([_IS_COMMAND | _IS_LAST]) + _store_answer(primitive)
+        connection = self.dul.socket
+        if isinstance(connection.socket, ssl.SSLSocket):
+            answer = P_DATA()
+            answer.presentation_data_value_list = [[context_id, data]]
+            self.dul.send_pdu(answer)
+        elif connection.socket is not None and self.dul.state_machine.current_state == _IN_TRANSFER:
+            connection.send(pack(">BxIIB", _FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
 
     def get_msg(self, block: bool = False) -> Any:
         """The next message, now or soon; nothing if the peer wants to end."""

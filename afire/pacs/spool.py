@@ -123,7 +123,7 @@ class Spool:
             if receipt is Receipt.NEW:  # in any case: it is there
                 with self._lock:
                     if parsed is not None:
-                        self._fresh.keep(name, parsed)
+                        self._fresh.keep(str(name), parsed)
                     self._to_score.append(name)
                     self._to_be_scored.notify_all()
         self._observe(receipt.value, name.film)
@@ -170,7 +170,7 @@ class Spool:
 
     def fresh(self, name: FilmName) -> ParsedFilm | None:
         """A film as it was parsed when it came, once, if it came lately."""
-        return self._fresh.take(name)
+        return self._fresh.take(str(name))
 
     def film(self, name: FilmName) -> Path:
         """Where a film that waits to be scored is, relative to :attr:`root`."""
