@@ -52,6 +52,13 @@ def wait_for_news(event: Any) -> None:
     upper.to_user_queue = _Announced(association.dimse.wake)
 
 
+def let_go(event: Any) -> None:
+    """For a connection that was closed (`evt.EVT_CONN_CLOSE`): who ends before he has asked for anything, as whoever
+    only tries a port does, must not keep his place until the library's patience ends."""
+    if event.assoc.requestor.primitive is None:
+        event.assoc.dul.to_user_queue.put(None)  # what the library takes for the end of its patience
+
+
 def _read_message(upper: Any, read_any: Any) -> None:
     """Commands and the fragments of films, for as long as they are there; anything else is read by ``read_any``, the
     library's way."""

@@ -43,7 +43,7 @@ from afire.errors import UserError
 from afire.pacs.addresses import Caller, plain_address
 from afire.pacs.fresh import ParsedFilm
 from afire.pacs.journal import Journal, Keyed
-from afire.pacs.reactor import wait_for_news
+from afire.pacs.reactor import let_go, wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
 from afire.pacs.source import TAGS as SOURCE_TAGS
 from afire.pacs.spool import FilmName, Spool
@@ -96,6 +96,7 @@ class Receiver:
         _config.LOG_HANDLER_LEVEL = "none"  # its handlers format every message, for a log that is silenced
         handlers = [
             (evt.EVT_CONN_OPEN, wait_for_news),
+            (evt.EVT_CONN_CLOSE, let_go),
             (evt.EVT_REQUESTED, self._on_requested),
             (evt.EVT_C_STORE, self._on_store),
         ]

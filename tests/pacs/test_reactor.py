@@ -65,10 +65,13 @@ def test_news_wakes_who_waits(start_service: StartService, monkeypatch: pytest.M
 
 def test_who_hangs_up_or_talks_nonsense_leaves_no_thread(start_service: StartService) -> None:
     service = start_service()
-    for words in (b"", b"\x09\x00\x00\x00\x00\x04what", b"\x01\x00\xff\xff\xff\xffa request without an end"):
-        with socket.create_connection((LOOPBACK, service.port)) as other:
+    nonsense = (b"", b"\x09\x00\x00\x00\x00\x04what", b"\x01\x00\xff\xff\xff\xffa request without an end")
+    others = [socket.create_connection((LOOPBACK, service.port)) for _ in nonsense]
+    wait_for(lambda: associations() == len(others))
+    for other, words in zip(others, nonsense, strict=True):
+        with other:
             other.sendall(words)
-    wait_for(lambda: associations() == 0)
+    wait_for(lambda: associations() == 0, 20)  # the library would wait for a minute
     assert store(service.port, dataset(0)) == [0]
 
 
@@ -84,7 +87,11 @@ def films_in() -> Iterator[tuple[int, list[bytes]]]:
     ae = AE(ae_title="AFIRE")
     ae.maximum_pdu_size = 4096
     ae.add_supported_context(ComputedRadiographyImageStorage, [ExplicitVRLittleEndian])
-    handlers = [(evt.EVT_CONN_OPEN, reactor.wait_for_news), (evt.EVT_C_STORE, store_film)]
+    handlers = [
+        (evt.EVT_CONN_OPEN, reactor.wait_for_news),
+        (evt.EVT_CONN_CLOSE, reactor.let_go),
+        (evt.EVT_C_STORE, store_film),
+    ]
     server = ae.start_server((LOOPBACK, 0), block=False, evt_handlers=handlers)
     yield server.socket.getsockname()[1], came
     server.shutdown()
