@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,9 @@ from afire.data.film import (
     stretch,
 )
 from afire.errors import ImageError, UserError
+
+if TYPE_CHECKING:
+    from pydicom.dataset import Dataset
 
 MAX_PIXELS = 120_000_000
 """Films of more pixels are refused before they are decoded; large digital detectors have some 20 million."""
@@ -99,6 +102,17 @@ def decode_film(
             film, info = read_dicom(path, data, voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
         else:
             film, info = read_raster(path, data, max_pixels)
+    return film, replace(info, constant=_check_range(film, path))
+
+
+def film_from_tags(path: Path, tags: Dataset, file_bytes: int, voi: Voi = "auto") -> tuple[Film, FilmInfo]:
+    """:func:`read_film` of a DICOM file that was parsed before (:func:`~afire.data.dicom.parse_film`)."""
+    from afire.data.dicom import film_of_tags
+
+    with quiet_readers():
+        film, info = film_of_tags(
+            path, tags, file_bytes, voi=voi, max_pixels=MAX_PIXELS, salt=None, modalities=MODALITIES
+        )
     return film, replace(info, constant=_check_range(film, path))
 
 

@@ -71,10 +71,31 @@ def read_dicom(
     path: Path, data: bytes, *, voi: Voi, max_pixels: int, salt: str | None, modalities: Collection[str]
 ) -> tuple[Film, FilmInfo]:
     """Read the bytes of a DICOM file; ``path`` is only for messages."""
+    with _file_at_fault(path):
+        dataset = _parse(path, data, _BYTES_PER_PIXEL * max_pixels + _HEADER_BYTES)
+    return film_of_tags(path, dataset, len(data), voi=voi, max_pixels=max_pixels, salt=salt, modalities=modalities)
+
+
+def parse_film(data: bytes, more: list[str]) -> pydicom.Dataset:
+    """The tags that :func:`film_of_tags` needs of a DICOM file, and ``more``, which may identify the patient: for who
+    makes a DICOM file for the same study. Raises whatever pydicom does."""
+    return pydicom.dcmread(io.BytesIO(data), specific_tags=[*_TAGS, *more])
+
+
+def film_of_tags(
+    path: Path,
+    dataset: pydicom.Dataset,
+    file_bytes: int,
+    *,
+    voi: Voi,
+    max_pixels: int,
+    salt: str | None,
+    modalities: Collection[str],
+) -> tuple[Film, FilmInfo]:
+    """The film in the tags of a DICOM file of ``file_bytes`` bytes; ``path`` is only for messages."""
     if voi not in get_args(Voi):
         raise UserError(f"image.voi {voi!r} is not one of {', '.join(get_args(Voi))}.")
     with _file_at_fault(path):
-        dataset = _parse(path, data, _BYTES_PER_PIXEL * max_pixels + _HEADER_BYTES)
         header = _header(dataset)
         syntax = UID(dataset.file_meta.TransferSyntaxUID)
     _check(path, header, max_pixels, modalities)
@@ -91,7 +112,7 @@ def read_dicom(
         kind="dicom",
         view=header.view,
         patient=hash_patient(header.patient_id, salt),
-        file_bytes=len(data),
+        file_bytes=file_bytes,
         inverted=header.scale.monochrome1,
         colour=colour,
     )

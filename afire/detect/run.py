@@ -34,6 +34,7 @@ from PIL import Image
 
 from afire.config import ImageConfig
 from afire.data.decode import FitMode, decode_film, fit_square, read_file
+from afire.data.dicom_grey import Voi
 from afire.data.film import Film, FilmInfo, quiet_readers
 from afire.data.jpeg import picture_alone
 from afire.data.sources.disk import list_films
@@ -102,6 +103,8 @@ class Drawn:
 
 
 Draw = Callable[[Drawing], Drawn]
+Read = Callable[[Path, Voi], tuple[Film, FilmInfo, bytes | None]]
+"""A film, what is known about it, and the file as it is, where that may be shown."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,12 @@ def share_of_cores(side: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def read_with_bytes(path: Path, voi: Voi) -> tuple[Film, FilmInfo, bytes | None]:
+    """Any film from its file."""
+    data = read_file(path)
+    return (*decode_film(path, data, voi=voi), data)
+
+
 def score_batch(
     detector: AnomalyDetector,
     root: Path,
@@ -256,13 +265,14 @@ def score_batch(
     draw: Draw | None,
     looking: BoundedSemaphore,
     restore: bool = True,
+    read: Read = read_with_bytes,
 ) -> list[FilmResult]:
     """Read, look, draw: the results of a batch, in its order. ``looking`` says how many batches may be looked at."""
     image, shows = detector.config.image, draw is not None
     with quiet_readers():  # once: to silence them takes longer than to open a film
-        read = [_read(root, number, name, image, shows) for number, name in jobs]
-    films = [film for film in read if isinstance(film, ReadFilm)]
-    results = {result.number: result for result in read if isinstance(result, FilmResult)}
+        opened = [_read(root, number, name, image, shows, read) for number, name in jobs]
+    films = [film for film in opened if isinstance(film, ReadFilm)]
+    results = {result.number: result for result in opened if isinstance(result, FilmResult)}
     for result in results_of(detector, films, draw=draw, looking=looking, restore=restore):
         results[result.number] = result
     return [results[number] for number, _ in jobs]
@@ -323,16 +333,16 @@ def _on_film(x: float, y: float, info: FilmInfo, fit: FitMode) -> tuple[float, f
     return min(max(across, 0.0), 1.0), min(max(down, 0.0), 1.0)
 
 
-def _read(root: Path, number: int, name: str, image: ImageConfig, shows: bool) -> ReadFilm | FilmResult:
+def _read(root: Path, number: int, name: str, image: ImageConfig, shows: bool, read: Read) -> ReadFilm | FilmResult:
     file, path = shown_name(name), root / name
     try:
-        data = read_file(path)
-        film, info = decode_film(path, data, voi=image.voi)
+        film, info, data = read(path, image.voi)
         square = fit_square(film, image.size, image.fit)
         if not shows:
             return ReadFilm(number, file, path, square, None, info)
         as_it_is = info.kind == "jpeg" and max(film.shape) <= LONGEST_SIDE
-        return ReadFilm(number, file, path, square, _shown(film), info, picture_alone(data) if as_it_is else None)
+        jpeg = picture_alone(data) if as_it_is and data is not None else None
+        return ReadFilm(number, file, path, square, _shown(film), info, jpeg)
     except UserError as error:
         # The message starts with the path, which stands beside it already, and whose folders are private.
         reason = shown_name(str(error)).removeprefix(shown_name(str(path))).lstrip(": ")

@@ -110,7 +110,8 @@ def _ratio(page: Image.Image, pixels: bytes) -> str:
 def captioned(picture: Image.Image, scale: HeatScale, finding: Finding) -> Image.Image:
     """The picture enlarged; below it the warning, and the scale or why there is none."""
     factor = max(1, -(-_SIDE // max(picture.size)))
-    picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
+    if factor > 1:
+        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
     width = max(_NARROWEST, picture.width)
     caption = _legend(scale, width) if finding.judgement is not None else _refusal(finding.reason, width)
     page = Image.new("RGB", (width, picture.height + caption.height))

@@ -79,6 +79,12 @@ def encapsulated(frame: bytes) -> bytes:
     return pack("<HH2sHI", 0x7FE0, 0x0010, b"OB", 0, 0xFFFFFFFF) + no_table + item + end
 
 
+def file_head(meta: Elements) -> bytes:
+    """What a DICOM file begins with: the preamble and the file's own group, of which ``meta`` are the elements."""
+    group = b"".join(meta[tag] for tag in sorted(meta))
+    return _PREAMBLE + pack("<HH2sHI", 2, 0, b"UL", 4, len(group)) + group
+
+
 def _with_length(kind: bytes, value: bytes) -> bytes:
     """VR, length and value, which is padded to an even length."""
     if len(value) % 2:
@@ -114,14 +120,13 @@ class Mould:
             whole[tag] = b"".join(parts)
         whole |= own
         instance = whole[_tag("SOPInstanceUID")[0]][8:]
-        return b"".join([*self._head(instance), *(whole[tag] for tag in sorted(whole))])
+        return b"".join([self._head(instance), *(whole[tag] for tag in sorted(whole))])
 
-    def _head(self, instance: bytes) -> list[bytes]:
+    def _head(self, instance: bytes) -> bytes:
         """The preamble and the file's own group, whose length depends on that of the id."""
         meta = {**self._meta, **elements(MediaStorageSOPInstanceUID=("UI", instance))}
         meta.pop(_GROUP_LENGTH, None)
-        group = b"".join(meta[tag] for tag in sorted(meta))
-        return [_PREAMBLE, pack("<HH2sHI", 2, 0, b"UL", 4, len(group)), group]
+        return file_head(meta)
 
 
 def _cut(data: bytes, placeholders: Mapping[str, bytes]) -> tuple[list[bytes], list[tuple[bytes, str]]]:

@@ -28,7 +28,7 @@ from afire.pacs import require_packages, silence_libraries
 from afire.pacs.capture import captioned, capture_file, prepare_captures
 from afire.pacs.findings import Finding, Region
 from afire.pacs.mould import Elements, encode
-from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid
+from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid, source_of
 from afire.report.detect_pictures import heat_levels, laid_over
 
 Kind = Literal["sc", "sr", "seg", "gsps"]
@@ -79,13 +79,13 @@ class ObjectMaker:
 
                 prepare_reports(self.model_hash, _SERIES_NUMBERS[kind], _SERIES[kind])
 
-    def __call__(self, drawing: Drawing) -> dict[Kind, bytes]:
-        """The objects of a DICOM film as files: kind -> bytes.
+    def __call__(self, drawing: Drawing, tags: Dataset | None = None) -> dict[Kind, bytes]:
+        """The objects of a DICOM film as files: kind -> bytes. ``tags`` are those of its header, if it was read before.
 
         A film out of domain has a capture and a report that say so. Where nothing stands out there is no region, so
         neither a segmentation nor a presentation state.
         """
-        source = read_source(drawing.film.path)
+        source = read_source(drawing.film.path) if tags is None else source_of(tags, drawing.film.path)
         picture, region = self._picture(drawing)
         finding = Finding.of(drawing.result, self.rule, region, self.model_hash)
         with quiet_readers():

@@ -2,7 +2,11 @@
 
 pynetdicom gives each association a thread for the connection and one for messages, and both sleep a millisecond, look,
 and sleep again. While films come in that takes as much time as the films. Here the first waits until the peer has sent
-something or the second has an answer for it, the second until there is a message. Everything else is the library's own.
+something or the second has an answer for it, the second until there is a message.
+
+A film comes in some twenty fragments, each of which the library decodes, turns into another object and passes through
+two queues and its state machine. Here they go from the connection to the film, whose header has been written before
+them, so that it is a DICOM file when the last one is there. Everything else is the library's own.
 """
 
 from __future__ import annotations
@@ -11,14 +15,28 @@ import select
 import socket
 import ssl
 from contextlib import suppress
+from functools import partial
 from queue import Empty, Queue
+from struct import pack, unpack
 from typing import Any
 
+from pydicom.uid import UID
+from pynetdicom import PYNETDICOM_IMPLEMENTATION_UID, PYNETDICOM_IMPLEMENTATION_VERSION
 from pynetdicom.dimse import DIMSEServiceProvider
+from pynetdicom.dimse_messages import C_STORE_RQ
+from pynetdicom.dimse_primitives import C_STORE
+from pynetdicom.pdu_primitives import P_DATA
 from pynetdicom.transport import AssociationSocket
+
+from afire.pacs.mould import elements, file_head
 
 _LONGEST_WAIT = 0.1  # seconds, after which timers and flags are looked at
 _CHUNK = 1 << 18  # bytes: the library reads four thousand at a time, five hundred times for a film
+_LARGEST_FRAGMENT = 1 << 21  # bytes: memory for it is taken before it is there
+_FRAGMENT, _HEAD = 0x04, 10  # type of its message, and bytes before what it holds: type, length, length of its part
+_IS_COMMAND, _IS_LAST = 1, 2  # bits of the byte before the data
+_IN_TRANSFER = "Sta6"  # the library's name for it
+_NO_DATA_SET, _STORE_ANSWER = 0x0101, 0x8001
 
 
 def wait_for_news(event: Any) -> None:
@@ -29,8 +47,39 @@ def wait_for_news(event: Any) -> None:
     upper.event_queue.get_nowait()  # that there is a connection: the new socket says so again
     upper.socket = _WaitingSocket(association, client_socket=plain)
     upper.to_provider_queue = _Announced(upper.socket.wake)
+    upper._read_pdu_data = partial(_read_message, upper, upper._read_pdu_data)
     association.dimse = _WaitingMessages(association)
     upper.to_user_queue = _Announced(association.dimse.wake)
+
+
+def let_go(event: Any) -> None:
+    """For a connection that was closed (`evt.EVT_CONN_CLOSE`): who ends before he has asked for anything, as whoever
+    only tries a port does, must not keep his place until the library's patience ends."""
+    if event.assoc.requestor.primitive is None:
+        event.assoc.dul.to_user_queue.put(None)  # what the library takes for the end of its patience
+
+
+def _read_message(upper: Any, read_any: Any) -> None:
+    """Commands and the fragments of films, for as long as they are there; anything else is read by ``read_any``, the
+    library's way."""
+    connection, messages = upper.socket, upper.assoc.dimse
+    waits = True  # for the first: there is news
+    while upper.state_machine.current_state == _IN_TRANSFER and not upper._kill_thread:
+        head = connection.recv_head(waits)
+        if head is None:
+            return
+        kind, length, part = unpack(">BxII", head) if len(head) == _HEAD else (0, 0, 0)
+        if kind != _FRAGMENT or not 2 < part == length - 4 <= _LARGEST_FRAGMENT:
+            connection.unread(head)
+            break
+        data = connection.recv_whole(part)
+        if len(data) < part:
+            connection.unread(head + data)
+            break
+        messages.add_fragment(data)
+        waits = False
+    if waits or connection.has_unread():
+        read_any()
 
 
 class _Announced(Queue[Any]):
@@ -52,6 +101,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         self._ear, self._bell = socket.socketpair()
         self._ear.setblocking(False)
         self._bell.setblocking(False)
+        self._unread = b""
         super().__init__(association, client_socket=client_socket)
 
     def wake(self) -> None:
@@ -79,13 +129,40 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
     def recv(self, nr_bytes: int) -> bytearray:
         """So many bytes; fewer if the peer has hung up."""
         assert self.socket is not None
-        data = bytearray()
+        data = bytearray(self._unread[:nr_bytes])
+        self._unread = self._unread[nr_bytes:]
         while len(data) < nr_bytes:
             part = self.socket.recv(min(_CHUNK, nr_bytes - len(data)))
             if not part:
                 break
             data += part
         return data
+
+    def recv_head(self, waits: bool) -> bytes | None:
+        """The first bytes of a message, fewer if the peer has hung up; nothing if there is none yet."""
+        assert self.socket is not None
+        if isinstance(self.socket, ssl.SSLSocket):
+            return bytes(self.recv(_HEAD)) if waits or self.socket.pending() else None
+        try:
+            head: bytes = self.socket.recv(_HEAD, 0 if waits else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        return head if len(head) in (0, _HEAD) else head + self.recv_whole(_HEAD - len(head))
+
+    def recv_whole(self, count: int) -> bytes:
+        """So many bytes, in one call where it can be; fewer if the peer has hung up."""
+        assert self.socket is not None
+        if isinstance(self.socket, ssl.SSLSocket):
+            return bytes(self.recv(count))
+        data: bytes = self.socket.recv(count, socket.MSG_WAITALL)
+        return data if len(data) == count else data + bytes(self.recv(count - len(data)))
+
+    def unread(self, data: bytes) -> None:
+        """Bytes that :meth:`recv` gives once more."""
+        self._unread = data
+
+    def has_unread(self) -> bool:
+        return bool(self._unread)
 
     def close(self) -> None:
         super().close()
@@ -99,9 +176,84 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
     def wake(self) -> None:
         self.msg_queue.put((None, None))  # what the library puts there when a connection ends
 
+    def expects_film(self) -> bool:
+        """Whether the next fragment is one of a film."""
+        return isinstance(self.message, C_STORE_RQ)
+
+    def receive_primitive(self, primitive: Any) -> None:
+        """Any message in the library's way; a film that is announced gets the header of its file."""
+        expected = self.expects_film()
+        super().receive_primitive(primitive)
+        if self.expects_film() and not expected:
+            stream, fragments = self.message.data_set, self.message.data_set.getvalue()
+            stream.seek(0)
+            stream.write(self._file_head() + fragments)
+
+    def add_fragment(self, data: bytes) -> None:
+        """Context, bits and data of a fragment; the last one, or all of a command, is a message like any other."""
+        if self.expects_film() and not data[1] & _IS_COMMAND:
+            self.message.data_set.write(memoryview(data)[2:])
+            if not data[1] & _IS_LAST:
+                return
+            data = data[:2]  # what it held is in the film
+        message = P_DATA()
+        message.presentation_data_value_list = [[data[0], data[1:]]]
+        self.receive_primitive(message)
+
+    def _file_head(self) -> bytes:
+        command, contexts = self.message.command_set, self.assoc._accepted_cx
+        context = contexts.get(self.message.context_id)  # a film in one that was not accepted ends the association
+        return file_head(
+            elements(
+                FileMetaInformationVersion=("OB", b"\0\1"),
+                MediaStorageSOPClassUID=("UI", str(command.get("AffectedSOPClassUID") or "").encode()),
+                MediaStorageSOPInstanceUID=("UI", str(command.get("AffectedSOPInstanceUID") or "").encode()),
+                TransferSyntaxUID=("UI", (context.transfer_syntax[0] if context else UID("")).encode()),
+                ImplementationClassUID=("UI", PYNETDICOM_IMPLEMENTATION_UID.encode()),
+                ImplementationVersionName=("SH", PYNETDICOM_IMPLEMENTATION_VERSION.encode()),
+            )
+        )
+
+    def send_msg(self, primitive: Any, context_id: int) -> None:
+        """Answers about films are a few numbers and ids, and leave from this thread: the peer waits for them. Anything
+        else goes the library's way; so does all of TLS, whose connections two threads must not use at once."""
+        if not isinstance(primitive, C_STORE) or primitive.MessageIDBeingRespondedTo is None:
+            super().send_msg(primitive, context_id)
+            return
+        data = bytes([_IS_COMMAND | _IS_LAST]) + _store_answer(primitive)
+        connection = self.dul.socket
+        if isinstance(connection.socket, ssl.SSLSocket):
+            answer = P_DATA()
+            answer.presentation_data_value_list = [[context_id, data]]
+            self.dul.send_pdu(answer)
+        elif connection.socket is not None and self.dul.state_machine.current_state == _IN_TRANSFER:
+            connection.send(pack(">BxIIB", _FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
+
     def get_msg(self, block: bool = False) -> Any:
         """The next message, now or soon; nothing if the peer wants to end."""
         try:
             return self.msg_queue.get(timeout=self.dimse_timeout if block else _LONGEST_WAIT)
         except Empty:
             return None, None
+
+
+def _store_answer(answer: C_STORE) -> bytes:
+    """The command set of a C-STORE response, little endian without VRs, as all of them are."""
+    body = b"".join([
+        _command(0x0002, _padded_uid(answer.AffectedSOPClassUID)),
+        _command(0x0100, pack("<H", _STORE_ANSWER)),
+        _command(0x0120, pack("<H", answer.MessageIDBeingRespondedTo)),
+        _command(0x0800, pack("<H", _NO_DATA_SET)),
+        _command(0x0900, pack("<H", answer.Status)),
+        _command(0x1000, _padded_uid(answer.AffectedSOPInstanceUID)),
+    ])  # fmt: skip
+    return _command(0x0000, pack("<I", len(body))) + body
+
+
+def _command(element: int, value: bytes) -> bytes:
+    return pack("<HHI", 0, element, len(value)) + value
+
+
+def _padded_uid(uid: UID | None) -> bytes:
+    text = str(uid or "").encode("ascii")
+    return text + bytes(len(text) % 2)

@@ -6,7 +6,6 @@ no film all the same (a screenshot, a result of our own) is acknowledged and not
 
 from __future__ import annotations
 
-import io
 import ssl
 import time
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from shutil import disk_usage
 from typing import Any
 
-import pydicom
 from pydicom.dataset import Dataset
 from pydicom.pixels import get_decoder, pixel_array
 from pydicom.uid import (
@@ -39,12 +37,15 @@ from pynetdicom import AE, _config, evt
 from pynetdicom.sop_class import Verification
 
 from afire.data.decode import MAX_PIXELS, MODALITIES
+from afire.data.dicom import parse_film
 from afire.data.film import quiet_readers
 from afire.errors import UserError
 from afire.pacs.addresses import Caller, plain_address
+from afire.pacs.fresh import ParsedFilm
 from afire.pacs.journal import Journal, Keyed
-from afire.pacs.reactor import wait_for_news
+from afire.pacs.reactor import let_go, wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
+from afire.pacs.source import TAGS as SOURCE_TAGS
 from afire.pacs.spool import FilmName, Spool
 
 STORED, OUT_OF_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
@@ -57,11 +58,7 @@ _COMPRESSED = (
     JPEGBaseline8Bit, JPEGExtended12Bit, JPEGLossless, JPEGLosslessSV1, JPEGLSLossless, JPEGLSNearLossless,
     JPEG2000Lossless, JPEG2000, RLELossless,
 )  # fmt: skip
-_TAGS = [
-    "SOPInstanceUID", "SOPClassUID", "Modality", "Manufacturer", "ManufacturerModelName",
-    "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "PlanarConfiguration", "NumberOfFrames",
-    "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "PixelData",
-]  # fmt: skip
+_TAGS = [*SOURCE_TAGS, "Manufacturer", "ManufacturerModelName"]  # beside those of which a film is made
 _MOST_ASSOCIATIONS = 64
 _PDU_BYTES = 1 << 20  # of a message: each takes its time, and senders choose the size up to this
 _TIMEOUT = 60.0  # of a peer that says nothing
@@ -99,6 +96,7 @@ class Receiver:
         _config.LOG_HANDLER_LEVEL = "none"  # its handlers format every message, for a log that is silenced
         handlers = [
             (evt.EVT_CONN_OPEN, wait_for_news),
+            (evt.EVT_CONN_CLOSE, let_go),
             (evt.EVT_REQUESTED, self._on_requested),
             (evt.EVT_C_STORE, self._on_store),
         ]
@@ -151,7 +149,8 @@ class Receiver:
         caller = f"{event.assoc.requestor.primitive.calling_ae_title.strip()}@{event.assoc.requestor.address}"
         try:
             with quiet_readers():
-                return self._store(event.encoded_dataset(), str(event.request.AffectedSOPInstanceUID), caller)
+                data = event.request.DataSet.getvalue()  # a whole file: the reactor puts the header before the data set
+                return self._store(data, str(event.request.AffectedSOPInstanceUID), caller)
         except OSError as error:  # a full disk, above all
             self._journal.note("turned away", caller=caller, reason=error.strerror or type(error).__name__)
             return OUT_OF_RESOURCES
@@ -163,7 +162,7 @@ class Receiver:
         if not self.has_room(len(data)):
             self._journal.note("turned away", caller=caller, reason="less free space than --min-free")
             return OUT_OF_RESOURCES
-        tags = pydicom.dcmread(io.BytesIO(data), specific_tags=_TAGS)
+        tags = parse_film(data, _TAGS)
         if str(tags.get("SOPInstanceUID") or "") != instance or not instance:
             self._journal.note("not understood", caller=caller, reason="its id is not the one it was announced with")
             return MISMATCH
@@ -171,7 +170,8 @@ class Receiver:
         if not_wanted := _why_not(tags):
             self._journal.note("ignored", film, caller=caller, reason=not_wanted)
             return STORED
-        self._spool.receive(FilmName(film, self._keyed("pixels", *_pixels(tags))), data)
+        name = FilmName(film, self._keyed("pixels", *_pixels(tags)))
+        self._spool.receive(name, data, ParsedFilm(tags, len(data)))
         return STORED
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from threading import Barrier, BoundedSemaphore, Event, Thread
 
 import torch
 
+from afire.data.decode import film_from_tags, read_film
+from afire.data.dicom_grey import Voi
+from afire.data.film import Film, FilmInfo, quiet_readers
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
 from afire.detect.run import BATCH, Drawing, Drawn, score_batch, share_of_cores, side_by_side
@@ -53,14 +57,15 @@ class Scorer:
     def _work(self, begun: Barrier, stop: Event) -> None:
         torch.get_num_threads()  # from here on this thread keeps its share of the cores
         begun.wait()
-        while not stop.is_set():
-            names = self._spool.claim(self._batch, self._workers, _IDLE_SECONDS)
-            try:
-                self.score(names)
-            except OSError as error:  # a full disk: nothing is lost, and there may be room later
-                self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
-                self._spool.put_back([name for name in names if self._spool.waits(name)])
-                stop.wait(_SECONDS_AFTER_A_FULL_DISK)
+        with quiet_readers():  # once: to silence them for each film takes longer than what they do
+            while not stop.is_set():
+                names = self._spool.claim(self._batch, self._workers, _IDLE_SECONDS)
+                try:
+                    self.score(names)
+                except OSError as error:  # a full disk: nothing is lost, and there may be room later
+                    self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
+                    self._spool.put_back([name for name in names if self._spool.waits(name)])
+                    stop.wait(_SECONDS_AFTER_A_FULL_DISK)
 
     def score(self, names: Sequence[FilmName]) -> None:
         """Score films and hand over their results. A film that breaks a batch is found by trying each alone."""
@@ -77,6 +82,7 @@ class Scorer:
                     self.score([name])
 
     def _score_together(self, names: Sequence[FilmName]) -> None:
+        fresh = {number: self._spool.fresh(name) for number, name in enumerate(names)}
         made: dict[FilmName, dict[str, bytes]] = {}
         drawings: list[Drawing] = []
 
@@ -85,14 +91,31 @@ class Scorer:
             if drawing.result.status == OUT_OF_DOMAIN:
                 self._journal.note("out of domain", name.film, reason="; ".join(drawing.result.objections))
             try:
-                made[name] = {str(kind): data for kind, data in self._maker(drawing).items()}
+                parsed = fresh[drawing.film.number]
+                objects = self._maker(drawing, parsed.tags if parsed is not None else None)
+                made[name] = {str(kind): data for kind, data in objects.items()}
                 drawings.append(drawing)
             except UserError:
                 self._spool.fail_film(name, "its tags cannot be copied into a result")
             return Drawn({})
 
-        jobs = [(number, str(self._spool.film(name))) for number, name in enumerate(names)]
-        results = score_batch(self._detector, self._spool.root, jobs, draw=make, looking=self._looking, restore=False)
+        files = [str(self._spool.film(name)) for name in names]
+        known = {self._spool.root / file: fresh[number] for number, file in enumerate(files)}
+
+        def read(path: Path, voi: Voi) -> tuple[Film, FilmInfo, None]:
+            parsed = known[path]
+            opened = read_film(path, voi) if parsed is None else film_from_tags(path, parsed.tags, parsed.size, voi)
+            return (*opened, None)  # a DICOM file is not shown as it is
+
+        results = score_batch(
+            self._detector,
+            self._spool.root,
+            list(enumerate(files)),
+            draw=make,
+            looking=self._looking,
+            restore=False,
+            read=read,
+        )
         self._spool.commit(made)
         unreadable = [result for result in results if result.status == UNREADABLE]
         for result in unreadable:

@@ -28,7 +28,9 @@ from afire.pacs.send import Courier, open_sender
 from afire.pacs.spool import Observe, Spool
 
 _RECIPE_DIGITS = 12
-_COURIERS = 2  # one waits for the receiver while the other reads or tidies up
+# Of results that are sent one by one, one waits for the receiver while the other reads or tidies up. Those that are
+# sent together gather while one waits: fewer and larger requests.
+_COURIERS, _COURIERS_OF_MANY = 2, 1
 _POLL_SECONDS = 0.1
 _SECONDS_TO_HANG_UP = 5.0  # for callers that are connected when the service is told to end
 
@@ -76,9 +78,9 @@ class Service:
         if settings.live and settings.health is not None and is_loopback(settings.health[0], "--health-bind"):
             self._live = LiveList(detector, rule, model_hash, settings.live, self.spool.counts)
         self._scorer = Scorer(detector, maker, self.spool, self._journal, settings.batch, settings.workers, self._live)
-        self._senders = [
-            open_sender(settings.destination, settings.receive.title, settings.credentials) for _ in range(_COURIERS)
-        ]
+        self._senders = [open_sender(settings.destination, settings.receive.title, settings.credentials)]
+        for _ in range(1, _COURIERS_OF_MANY if self._senders[0].sends_together else _COURIERS):
+            self._senders.append(open_sender(settings.destination, settings.receive.title, settings.credentials))
         self._receiver = Receiver(settings.receive, self.spool, keyed, self._journal)
         self._threads: list[Thread] = []
         self._stop, self._draining = Event(), False

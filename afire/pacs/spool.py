@@ -16,12 +16,14 @@ a power cut may undo them, and doing them again changes nothing.
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -30,7 +32,8 @@ from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
-from afire.pacs.sync import SharedSync, sync
+from afire.pacs.fresh import FreshFilms, ParsedFilm
+from afire.pacs.sync import SharedSync, sync, write_synced
 
 INCOMING, SCORED, OUTGOING = "incoming", "scored", "outgoing"
 DONE, FAILED, QUARANTINE = "done", "failed", "quarantine"
@@ -95,14 +98,20 @@ class Spool:
         self._to_score: deque[FilmName] = deque()
         self._to_send: deque[ResultName] = deque()
         self._pixels: dict[str, str] = {}  # of every film outside of done, by FILM
+        self._fresh = FreshFilms()
         self._synced = SharedSync(root / INCOMING)
         self._recover()
 
     # Receiving
 
-    def receive(self, name: FilmName, data: bytes) -> Receipt:
-        """Keep a film. When this returns, a power cut changes nothing about it."""
-        part = self._write_part(self.root / INCOMING, data)
+    def receive(self, name: FilmName, data: bytes, parsed: ParsedFilm | None = None) -> Receipt:
+        """Keep a film. When this returns, a power cut changes nothing about it.
+
+        ``parsed`` is kept in memory for who scores it, if there is room. Then it goes past the system's memory of
+        files, in which nobody would look for it: to fill that takes longer than the disk.
+        """
+        part = self.root / INCOMING / f"{_UNFINISHED}{secrets.token_hex(8)}{_SUFFIX}"
+        write_synced(part, data, direct=parsed is not None and self._fresh.has_room(parsed.size))
         try:
             with self._lock:
                 receipt = self._place(part, name)
@@ -113,6 +122,8 @@ class Spool:
         finally:
             if receipt is Receipt.NEW:  # in any case: it is there
                 with self._lock:
+                    if parsed is not None:
+                        self._fresh.keep(str(name), parsed)
                     self._to_score.append(name)
                     self._to_be_scored.notify_all()
         self._observe(receipt.value, name.film)
@@ -157,6 +168,10 @@ class Spool:
             self._to_score.extendleft(names)
             self._to_be_scored.notify_all()
 
+    def fresh(self, name: FilmName) -> ParsedFilm | None:
+        """A film as it was parsed when it came, once, if it came lately."""
+        return self._fresh.take(str(name))
+
     def film(self, name: FilmName) -> Path:
         """Where a film that waits to be scored is, relative to :attr:`root`."""
         return self._film(name).relative_to(self.root)
@@ -183,8 +198,10 @@ class Spool:
                 shutil.rmtree(part, ignore_errors=True)
             raise
         for result, part in parts.items():
-            shutil.rmtree(self.root / SCORED / str(result), ignore_errors=True)
-            part.rename(self.root / SCORED / str(result))
+            target = self.root / SCORED / str(result)
+            if target.exists():
+                shutil.rmtree(target, ignore_errors=True)
+            part.rename(target)
         sync(self.root / SCORED)
         for result in parts:
             self._observe("scored", result.name.film)
@@ -232,7 +249,9 @@ class Spool:
 
     def objects(self, result: ResultName) -> dict[str, Path]:
         """What is left to send of a film's results: kind -> file."""
-        return {path.stem: path for path in sorted((self.root / OUTGOING / str(result)).glob(f"*{_SUFFIX}"))}
+        folder = self.root / OUTGOING / str(result)
+        paths = sorted(folder.iterdir()) if folder.exists() else []
+        return {path.stem: path for path in paths if path.suffix == _SUFFIX}
 
     def acknowledge(self, result: ResultName, kinds: Iterable[str]) -> None:
         """The receiver has these objects. With the last one, nothing is left but the record that it was delivered."""
@@ -246,8 +265,9 @@ class Spool:
     def _finish(self, result: ResultName) -> None:
         self._write_record(result)
         self._observe("recorded", result.name.film)
-        for stale in (self.root / FAILED).glob(f"{result.name}*"):
-            _remove(stale)
+        for stale in (self.root / FAILED).iterdir():
+            if stale.name.startswith(str(result.name)):
+                _remove(stale)
         _remove(self.root / OUTGOING / str(result))
         with self._lock:
             if not self._film(result.name).exists():  # or it came again, for another recipe
@@ -319,18 +339,6 @@ class Spool:
     def _film(self, name: FilmName) -> Path:
         return self.root / INCOMING / f"{name}{_SUFFIX}"
 
-    def _write_part(self, folder: Path, data: bytes) -> Path:
-        handle, path = tempfile.mkstemp(dir=folder, prefix=_UNFINISHED, suffix=_SUFFIX)
-        try:
-            with names_path(Path(path)), os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-        except BaseException:
-            Path(path).unlink(missing_ok=True)
-            raise
-        return Path(path)
-
     def _record_path(self, film: str) -> Path:
         return self.root / DONE / film[:2] / f"{film}.json"
 
@@ -343,11 +351,15 @@ class Spool:
         path = self._record_path(result.name.film)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         recipes = {**self._record(result.name.film).get("recipes", {}), result.recipe: date.today().isoformat()}
-        write_json(path, {"pixels": result.name.pixels, "recipes": recipes})
+        record = json.dumps({"pixels": result.name.pixels, "recipes": recipes}, indent=2) + "\n"
+        part = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}.json")
+        write_synced(part, record.encode("ascii"))
+        part.replace(path)
 
 
 def _write_results(folder: Path, objects: Mapping[str, bytes]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for kind, data in objects.items():
         path = folder / f"{kind}{_SUFFIX}"
@@ -381,7 +393,10 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """A folder in a state, in one step as far as anyone can see: first it loses its name."""
+    """A folder in a state, in one step as far as anyone can see: an empty one at once, another first loses its name."""
+    with suppress(OSError):
+        folder.rmdir()
+        return
     if folder.exists():
         gone = folder.with_name(f"{_UNFINISHED}{folder.name}")
         shutil.rmtree(gone, ignore_errors=True)

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from pathlib import Path
-from threading import Condition
+from threading import Condition, local
+
+from afire.files import names_path
+
+_DIRECT = getattr(os, "O_DIRECT", 0)  # past the system's memory of files; not everywhere
+_BLOCK = 4096  # bytes, of which such writes are whole numbers, from an address that is one too
+_CHUNK = 1 << 20
+_here = local()
 
 
 def sync(path: Path) -> None:
@@ -14,6 +23,63 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_synced(path: Path, data: bytes, *, direct: bool = False) -> None:
+    """A new file, for its owner alone, that a power cut does not undo; its name is another matter. ``direct`` is past
+    the system's memory of files, where it can be. What could not be written whole is removed."""
+    with names_path(path):
+        handle = _create(path, _DIRECT if direct else 0)
+        try:
+            try:
+                (_write_direct if direct and _DIRECT else _write)(handle, data)
+            except OSError as error:
+                if not direct or error.errno != errno.EINVAL:
+                    raise
+                os.close(handle)  # a file system that does not take such writes
+                path.unlink()
+                handle = _create(path, 0)
+                _write(handle, data)
+            os.fsync(handle)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
+
+
+def _create(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o600)
+    except OSError as error:
+        if not flags or error.errno != errno.EINVAL:
+            raise
+        path.unlink(missing_ok=True)  # some make it before they say no
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+
+
+def _write(handle: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _write_direct(handle: int, data: bytes) -> None:
+    """Through a buffer of this thread that lies as such writes need it."""
+    buffer = getattr(_here, "buffer", None)
+    if buffer is None:
+        buffer = _here.buffer = memoryview(mmap.mmap(-1, _CHUNK))
+    view = memoryview(data)
+    for start in range(0, len(data), _CHUNK):
+        part = view[start : start + _CHUNK]
+        buffer[: len(part)] = part
+        left = buffer[: -(-len(part) // _BLOCK) * _BLOCK]
+        while left:
+            written = os.write(handle, left)
+            if written % _BLOCK:  # the disk is full
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            left = left[written:]
+    os.ftruncate(handle, len(data))
 
 
 class SharedSync:

@@ -180,11 +180,11 @@ def test_a_disk_that_fills_while_a_film_is_written(
 ) -> None:
     service = start_service()
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(service.spool, "_write_part", full)
+        patch.setattr("afire.pacs.spool.write_synced", full)
         assert store(service.port, dataset(0)) == [0xA700]
     assert store(service.port, dataset(0)) == [0]
 

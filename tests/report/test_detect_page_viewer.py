@@ -136,6 +136,17 @@ def test_what_is_normal_at_a_place(opened: Browser) -> None:
     assert "At the most deviating place" in opened.text("#normal-words")
 
 
+def test_the_film_stays_where_it_is_while_the_pointer_moves(opened: Browser) -> None:
+    """What is said about a place is now longer, now shorter; were the film to give way to it, the pointer would be
+    elsewhere on it."""
+    opened.press("1")
+    opened.hover(5, 5)
+    before = opened.box(".stage"), opened.box("#normal")
+    for x, y in ((0.5, 0.5), (0.5, 0.9), (0.01, 0.5)):
+        opened.hover(*at(opened, x, y))
+        assert (opened.box(".stage"), opened.box("#normal")) == before, opened.text("#normal-words")
+
+
 def test_a_report_of_a_detector_without_an_atlas_shows_none(
     browser: Browser,
     detector: AnomalyDetector,
