@@ -1,6 +1,6 @@
 """`afire serve` against `afire detect run` on the same DICOM films. Goal: 70 % of its films/s.
 
-python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [--senders N] [--json FILE]
+python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [--senders N] [--apart] [--json FILE]
 
 Needs Debian's orthanc, orthanc-dicomweb and dcmtk. `storescu` sends the films in several associations; the service
 writes, syncs and acknowledges them, scores them, and stores a capture and a report of each in an Orthanc by DICOMweb.
@@ -9,17 +9,21 @@ Orthanc take their share of its cores from the service: the CPU time of each is 
 films/s that of CPU time, the run's to the service's own, which is what it could reach with the others elsewhere. The
 run reads the same files from a folder, with and without writing the same objects. The detector is that of
 benchmarks/detect.py; spool and results are on the disk of the temporary folder.
+
+``--apart`` keeps the service and the run on one core each time, and Orthanc and the senders on another, as if the PACS
+were a machine of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from threading import Event, Semaphore
@@ -103,7 +107,7 @@ def open_service(detector: MapDetector, place: Path, orthanc: Orthanc, number: i
 
 
 def one_service(
-    detector: MapDetector, films: Path, place: Path, orthanc: Orthanc, count: int, number: int
+    detector: MapDetector, films: Path, place: Path, orthanc: Orthanc, count: int, number: int, pinned: Sequence[str]
 ) -> dict[str, float]:
     """Seconds from the first film sent to the last result acknowledged, and those of each process's CPU."""
     finished, failed = Semaphore(0), Event()
@@ -118,7 +122,7 @@ def one_service(
     service.start()
     try:
         before = [time.perf_counter(), *_cpu(orthanc)]
-        words = [str(storescu()), "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
+        words = [*pinned, str(storescu()), "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
         senders = [subprocess.Popen([*words, str(folder)]) for folder in sorted(films.iterdir())]
         if any(sender.wait() for sender in senders):
             raise SystemExit("a sender failed")
@@ -144,7 +148,12 @@ def timed_run(detector: MapDetector, films: Path, place: Path, with_objects: boo
     return {"wall": time.perf_counter() - wall, "own": time.process_time() - own}
 
 
-def run(network: str, count: int, side: int, senders: int, repetitions: int) -> dict[str, Any]:
+def run(network: str, count: int, side: int, senders: int, repetitions: int, apart: bool) -> dict[str, Any]:
+    own, others = sorted(os.sched_getaffinity(0))[:2] if apart else (None, None)
+    pinned = ("taskset", "--cpu-list", str(others)) if apart else ()
+    if own is not None:
+        os.sched_setaffinity(0, {own})  # before any thread is there to be left on another core
+        torch.set_num_threads(1)
     preset, size, _ = NETWORKS[network]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -152,11 +161,13 @@ def run(network: str, count: int, side: int, senders: int, repetitions: int) -> 
         images = torch.from_numpy(np.stack([fit_square(one, size) for one in drawn]))[:, None]
         detector = random_detector(preset, size, images)
         orthanc = Orthanc(place / "orthanc").start()
+        if apart:
+            subprocess.run(["taskset", "--all-tasks", "--cpu-list", "--pid", str(others), str(orthanc.pid)], check=True)
         numbers = iter(range(1000))
         ways: dict[str, Callable[[], dict[str, float]]] = {
             "detect run": lambda: timed_run(detector, place / "films", place, with_objects=False),
             "detect run --dicom-out sc,sr": lambda: timed_run(detector, place / "films", place, with_objects=True),
-            "serve": lambda: one_service(detector, place / "films", place, orthanc, count, next(numbers)),
+            "serve": lambda: one_service(detector, place / "films", place, orthanc, count, next(numbers), pinned),
         }
         try:
             seconds = measured(ways, repetitions)
@@ -168,6 +179,7 @@ def run(network: str, count: int, side: int, senders: int, repetitions: int) -> 
         "network": network,
         "films": count,
         "side": side,
+        "cores": "one for the service and the run, one for Orthanc and senders" if apart else "shared by all",
         **{f"{name}, films/s": round(value, 2) for name, value in films_per_second.items()},
         **{f"{name}, CPU ms/film": round(1000 * times["own"] / count, 1) for name, times in seconds.items()},
         **{f"{who}, CPU ms/film": round(1000 * seconds["serve"][who] / count, 1) for who in ("Orthanc", "senders")},
@@ -195,11 +207,12 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--senders", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="Orthanc and senders on a core of their own")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if PROGRAM is None or web_plugin() is None or storescu() is None:
         raise SystemExit("this needs orthanc, orthanc-dicomweb and dcmtk (storescu)")
-    found = run(options.network, options.films, options.side, options.senders, options.repetitions)
+    found = run(options.network, options.films, options.side, options.senders, options.repetitions, options.apart)
     report({"machine": machine(), **found}, options.json)
 
 

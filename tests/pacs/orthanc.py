@@ -84,6 +84,11 @@ class Orthanc:
         except (urllib.error.URLError, ConnectionError):
             return False
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """As the system does when memory runs out."""
         if self._process is not None:
