@@ -79,8 +79,11 @@ class LesionConfig(Section):
 
 
 class EncoderConfig(Section):
-    """The vision transformer."""
+    """The encoder: a vision transformer, or the convolutional network of the built-in detector."""
 
+    kind: Literal["vit", "residual"] = Field(
+        "vit", description="vision transformer, or residual network (not for pre-training: the built-in detector's)"
+    )
     size: Literal["tiny", "small", "base", "large", "huge"] | None = Field(
         None, description="tiny, small, base, large or huge instead of width, depth and heads; null = by number"
     )
@@ -112,6 +115,12 @@ class EncoderConfig(Section):
 
     @model_validator(mode="after")
     def _divides(self) -> EncoderConfig:
+        fits = self.width % 14 == 0 and self.depth % 2 == 1 and self.depth >= 3 and self.patch_size == 8
+        if self.kind == "residual" and not fits:
+            raise ValueError(
+                f"kind residual needs a width that is a multiple of 14, an odd depth of at least 3 and patch_size 8, "
+                f"not {self.width}, {self.depth} and {self.patch_size}"
+            )
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.width % 4:

@@ -69,7 +69,7 @@ def export(
     from afire.weights import open_weights
 
     opened = open_weights(weights, asked_config(preset, config_file, overrides, weights=weights), network=network)
-    with_detector = detector is not None or not opened.holds_trunk or (form == "onnx" and preprocess != "none")
+    with_detector = detector is not None or not opened.holds_vit or (form == "onnx" and preprocess != "none")
     fitted = find_detector(opened, detector) if with_detector else None
     done = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)
     if not quiet:

@@ -182,6 +182,8 @@ class AnomalyDetector(nn.Module, ABC):
     meanings: ClassVar[Mapping[str, str]]  # every score that it may give, and what it is
     takes: ClassVar[Begin] = "method"
     """What it starts from: the whole networks of a pre-training, the trunk of any weights, or no weights at all."""
+    any_trunk: ClassVar[bool] = False
+    """Whether that trunk may be another network than a ViT."""
 
     def __init__(self, model: nn.Module, config: Config, grid: Grid, settings: DetectorConfig) -> None:
         super().__init__()

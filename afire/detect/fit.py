@@ -279,7 +279,13 @@ def networks_for(
             raise UserError(
                 f"the detector {method} needs --weights: a run, a bundle, a file of a ViT, or random (with --preset)."
             )
-        return open_networks(weights, preset, file, overrides, data)
+        networks = open_networks(weights, preset, file, overrides, data)
+        if networks.config.encoder.kind != "vit" and not DETECTORS[method].any_trunk:
+            raise UserError(
+                f"the detector {method} needs a ViT, and {weights} holds a residual network; give a run, a bundle or a "
+                "file of a ViT, or choose --method patchcore."
+            )
+        return networks
     if weights is not None:
         raise UserError(f"the detector {method} trains networks of its own; leave out --weights.")
     config = load_config(preset, file, overrides)

@@ -26,7 +26,8 @@ from afire.detect.base import AnomalyDetector, FitTask, Look, NormalFilms, Subse
 from afire.detect.learned import blocks_of, random_trunk, trunk_weights
 from afire.detect.normals import Fitted, Standard
 from afire.errors import UserError
-from afire.nn.vit import Grid, Normalise, VisionTransformer
+from afire.nn.residual import Trunk, make_trunk
+from afire.nn.vit import Grid, Normalise
 from afire.progress import progress
 from afire.tasks.settings import DetectorConfig
 from afire.weights import pick_device
@@ -70,7 +71,7 @@ class PatchCoreConfig(DetectorConfig):
 class LocalPatches(nn.Module):
     """Films (B, C, S, S) in [0, 1] -> locally aware patch features (B, L, D)."""
 
-    def __init__(self, encoder: VisionTransformer, normalise: Normalise, config: MemoryConfig) -> None:
+    def __init__(self, encoder: Trunk, normalise: Normalise, config: MemoryConfig) -> None:
         super().__init__()
         self.encoder, self.normalise = encoder, normalise
         self.blocks = blocks_of(config.blocks, len(encoder.blocks), (1 / 2, 3 / 4), "patchcore")
@@ -210,13 +211,14 @@ class PatchCore(AnomalyDetector):
 
     method = "patchcore"
     takes = "trunk"
+    any_trunk = True
     Settings = PatchCoreConfig
     meanings: ClassVar[Mapping[str, str]] = {
         SCORE: "distance of the film's farthest patch from a memory of normal patches, weighted by its neighbourhood"
     }
     model: LocalPatches
 
-    def __init__(self, encoder: VisionTransformer, config: Config, settings: PatchCoreConfig) -> None:
+    def __init__(self, encoder: Trunk, config: Config, settings: PatchCoreConfig) -> None:
         model = LocalPatches(encoder, Normalise(config.image), settings.patchcore)
         super().__init__(model, config, encoder.grid, settings)
         self.memory, self.standard = Memory(), Standard()
@@ -224,7 +226,7 @@ class PatchCore(AnomalyDetector):
     @classmethod
     def build(cls, config: Config, settings: DetectorConfig) -> Self:
         assert isinstance(settings, PatchCoreConfig)
-        return cls(VisionTransformer.from_config(config.encoder, config.image), config, settings)
+        return cls(make_trunk(config.encoder, config.image), config, settings)
 
     @classmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:

@@ -19,7 +19,6 @@ findings, A parts of the anatomy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -41,8 +40,9 @@ from afire.lesions.places import keyed, unit
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, ReadFilms, Views
 from afire.methods.phantom import PhantomAugment, dense_loss
 from afire.nn import distributed
-from afire.nn.conv import DenseHead, ResidualBlock, Stage, initialise_conv, shrunk, standardised
+from afire.nn.conv import DenseHead, initialise_conv, shrunk, standardised
 from afire.nn.momentum import follow, twin
+from afire.nn.residual import ResidualStages
 from afire.nn.vit import Grid, at_least_float32, full_precision
 from afire.training.pretrain import Start
 from afire.weights import pick_device
@@ -122,28 +122,19 @@ class FinderConfig(LearnedConfig):
     taught: FinderSettings = Field(default_factory=FinderSettings)
 
 
-class FinderNetwork(nn.Module):
+class FinderNetwork(ResidualStages):
     """Residual stages, a head for every place, and one for the film."""
 
     def __init__(self, width: int, blocks: int) -> None:
-        super().__init__()
-        widths = [2 * width, 4 * width, 8 * width]
-        self.stem = nn.Sequential(nn.PixelUnshuffle(4), Stage(16, width))
-        self.stages = nn.ModuleList()
-        for (before, after), count in zip(pairwise([width, *widths]), (blocks, blocks, 1), strict=True):
-            more = [ResidualBlock(after, after) for _ in range(count - 1)]
-            self.stages.append(nn.Sequential(ResidualBlock(before, after, 2), *more))
-        self.head = DenseHead(MAPS, widths)
-        self.film = nn.Linear(2 * widths[-1], 1 + KINDS)
+        super().__init__(width, blocks)
+        self.head = DenseHead(MAPS, self.stage_widths)
+        self.film = nn.Linear(2 * self.stage_widths[-1], 1 + KINDS)
 
     def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Standardised films -> logits of every place (N, MAPS, g, g) and of the film (N, 1 + F)."""
-        features, levels = self.stem(seen), []
-        for stage in self.stages:
-            features = stage(features)
-            levels.append(features)
-        pooled = torch.cat([features.mean(dim=(2, 3)), features.amax(dim=(2, 3))], dim=1)
-        return self.head(levels), self.film(pooled)
+        maps = self.maps(seen)
+        pooled = torch.cat([maps[-1].mean(dim=(2, 3)), maps[-1].amax(dim=(2, 3))], dim=1)
+        return self.head(maps), self.film(pooled)
 
     def initialise(self, generator: torch.Generator) -> None:
         """It starts by saying of every place what most places are."""

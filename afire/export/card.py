@@ -53,7 +53,7 @@ def format_readme(
     image = backbone.config.image
     sections = [
         f"# {backbone.name} for {form.backend}",
-        _encoder_readme(backbone, form) if backbone.holds_trunk else "",
+        _encoder_readme(backbone, form) if backbone.holds_vit else "",
         "" if detector is None else _detector_readme(detector),
         "## Input\n\n" + _input(image, form.name, preprocess),
         _cannot_say(image, form.name),

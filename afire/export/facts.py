@@ -30,7 +30,7 @@ def source_facts(weights: Weights) -> dict[str, Any]:
         return dict(weights.bundle.about["source"])
     assert isinstance(weights, RunWeights)  # others hold neither a method nor a detector
     # A detector's own networks were trained in a folder of it; any other training there began from given weights.
-    run = weights.run if weights.holds_trunk else weights.run / ADAPT
+    run = weights.run if weights.holds_vit else weights.run / ADAPT
     environment = _read_if_there(run / ENVIRONMENT)
     return {
         "run": weights.run.resolve().name,
@@ -73,7 +73,7 @@ def _own_hashes(weights: Weights, detector: AnomalyDetector | None) -> set[str]:
     if weights.holds_method:
         trunks = (weights.method.trunk(network) for network in weights.method.networks)
         own |= {weights.method_hash, *(tensor_hash(trunk.state_dict()) for trunk in trunks)}
-    elif weights.holds_trunk:
+    elif weights.holds_vit:
         own.add(weights.hash)
     return own
 

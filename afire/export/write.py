@@ -139,12 +139,12 @@ def convert(
 
 
 def _check(backbone: Weights, form: Format, detector: AnomalyDetector | None, preprocess: Preprocess) -> None:
-    if not (backbone.holds_trunk or form.has_detectors):
+    if not (backbone.holds_vit or form.has_detectors):
         raise UserError(
             f"{backbone.name} holds the detector {backbone.config.method} alone, and --format {form.name} takes an "
             "encoder; use --format onnx, or export a bundle."
         )
-    if backbone.holds_trunk and backbone.config.encoder.stem != "patch" and form.patches_only:
+    if backbone.holds_vit and backbone.config.encoder.stem != "patch" and form.patches_only:
         raise UserError(
             f"{form.backend} knows no encoder with a convolutional stem (encoder.stem conv), so that --format "
             f"{form.name} cannot hold {backbone.name}; use --format {' or '.join(_GRAPHS)}, or export a bundle."
@@ -159,7 +159,7 @@ def _check(backbone: Weights, form: Format, detector: AnomalyDetector | None, pr
 def _write(
     folder: Path, backbone: Weights, form: Format, detector: AnomalyDetector | None, preprocess: Preprocess
 ) -> None:
-    if backbone.holds_trunk:
+    if backbone.holds_vit:
         _write_encoder(folder, backbone, form, preprocess)
     if detector is not None:
         write_detector_graph(folder, detector, preprocess)
@@ -184,7 +184,7 @@ def _compare(
     expected: Mapping[str, Tensor],
 ) -> list[Difference]:
     images = _their_input(folder, expected["input"], backbone, preprocess)
-    theirs = form.run(folder, backbone, images) if backbone.holds_trunk else {}
+    theirs = form.run(folder, backbone, images) if backbone.holds_vit else {}
     if detector is not None:
         theirs |= run_detector_graph(folder, images)
     return compare(expected, theirs)
@@ -194,7 +194,7 @@ def _write_format_sample(folder: Path, backbone: Weights, detector: AnomalyDetec
     """The sample film and what our networks say about it, beside the export."""
     image = backbone.config.image
     film = read_input(write_film(folder, image.size), image)
-    expected = {"input": film, **(trunk_outputs(backbone, film) if backbone.holds_trunk else {})}
+    expected = {"input": film, **(trunk_outputs(backbone, film) if backbone.holds_vit else {})}
     expected |= detector_outputs(detector, film) if detector is not None else {}
     write_expected(folder, expected)
     return expected
@@ -260,7 +260,7 @@ def _components(weights: Weights) -> dict[str, dict[str, Tensor]]:
     """Files of tensors beside the detector: those of a method, the encoder of a detector, or none."""
     if weights.holds_method:
         return split_components(weights.method.state_dict(), weights.kind)
-    return {ENCODER: dict(weights.trunk.state_dict())} if weights.holds_trunk else {}
+    return {ENCODER: dict(weights.trunk.state_dict())} if weights.holds_vit else {}
 
 
 def _weights_hash(weights: Weights, detector: AnomalyDetector | None) -> str:

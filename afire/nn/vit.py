@@ -261,8 +261,9 @@ def run_blocks(
 
 
 def layer_of(name: str, depth: int) -> int:
-    """Of a parameter of a trunk: 0 for patches, tokens and positions, 1 + i for block i, depth + 1 for the norm."""
-    if name.startswith("blocks."):
+    """Of a parameter of a trunk: 0 for patches, tokens and positions, 1 + i for block or stage i, depth + 1 for the
+    norm."""
+    if name.startswith(("blocks.", "stages.")):
         return 1 + int(name.split(".")[1])
     return depth + 1 if name.startswith("norm.") else 0
 
@@ -301,7 +302,12 @@ class VisionTransformer(nn.Module):
     @classmethod
     def from_config(cls, encoder: EncoderConfig, image: ImageConfig) -> VisionTransformer:
         """The encoder that the settings describe, not yet initialised (see :func:`initialise`)."""
-        settings = encoder.model_dump(exclude={"size"})
+        if encoder.kind != "vit":
+            raise UserError(
+                f"encoder.kind {encoder.kind} is no vision transformer, which this needs; give other weights, or set "
+                "encoder.kind to vit."
+            )
+        settings = encoder.model_dump(exclude={"size", "kind"})
         return cls(image_size=image.size, channels=image.channels, **settings)
 
     def forward(self, images: Tensor, depth: Tensor | None = None, keep: Tensor | None = None) -> Tensor:

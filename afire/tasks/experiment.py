@@ -33,7 +33,8 @@ from afire.data.pack import Films, PackedFilms, config_for, open_films
 from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import folder_lock, read_json, require_own, sha256_text, write_atomic, write_json
-from afire.nn.vit import Normalise, VisionTransformer
+from afire.nn.residual import Trunk
+from afire.nn.vit import Normalise
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
 from afire.tasks.results import RESULT, Run
@@ -75,7 +76,7 @@ class Experiment:
     force: bool = False
 
 
-def fresh_encoder(backbone: Weights) -> tuple[VisionTransformer, Normalise]:
+def fresh_encoder(backbone: Weights) -> tuple[Trunk, Normalise]:
     """A copy of the encoder and of how films are normalised for it, to be trained."""
     return copy.deepcopy(backbone.trunk), copy.deepcopy(backbone.normalise)
 

@@ -25,7 +25,8 @@ from afire.config import EncoderConfig, ImageConfig
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
-from afire.nn.vit import Normalise, VisionTransformer
+from afire.nn.residual import Trunk, make_trunk
+from afire.nn.vit import Normalise
 from afire.settings import validate
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
@@ -45,9 +46,7 @@ Floats = NDArray[np.float64]
 class Classifier(nn.Module):
     """Images (B, 1, S, S) in [0, 1] -> logits (B, C)."""
 
-    def __init__(
-        self, encoder: VisionTransformer, normalise: Normalise, prior_C: Floats, generator: torch.Generator
-    ) -> None:
+    def __init__(self, encoder: Trunk, normalise: Normalise, prior_C: Floats, generator: torch.Generator) -> None:
         """``prior_C`` is how often each finding should be expected before anything is seen: the layer starts there."""
         super().__init__()
         self.encoder, self.normalise = encoder, normalise
@@ -248,7 +247,7 @@ def _result_folder(path: Path, run: str | None) -> tuple[Path, str | None]:
 def _build(result: Result, file: Path) -> Classifier:
     encoder_config = validate(result.config["encoder"], EncoderConfig)
     image = validate(result.config["image"], ImageConfig)
-    encoder = VisionTransformer.from_config(encoder_config, image)
+    encoder = make_trunk(encoder_config, image)
     prior = np.full(len(result.labels), 0.5)
     model = Classifier(encoder, Normalise(image), prior, torch.Generator())
     try:

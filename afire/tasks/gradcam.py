@@ -21,7 +21,7 @@ from afire.data.decode import film_shape, fit_box
 from afire.data.manifest import Box, Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
-from afire.nn.vit import grid_of, run_blocks
+from afire.nn.vit import VisionTransformer, grid_of, run_blocks
 from afire.progress import progress
 from afire.tasks.finetune import Classifier
 from afire.tasks.results import Rows
@@ -65,6 +65,10 @@ class TokenMap(nn.Module):
         self.after = depth if after is None else after
         if not 1 <= self.after <= depth:
             raise UserError(f"--block {self.after}: this encoder has the blocks 1 to {depth}.")
+        if self.after < depth and not isinstance(model.encoder, VisionTransformer):
+            raise UserError(
+                f"--block {self.after}: a residual network has maps behind its last stage only; leave --block out."
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         encoder = self.model.encoder
@@ -72,7 +76,7 @@ class TokenMap(nn.Module):
         rows, columns = grid_of(images.shape[-2], images.shape[-1], encoder.patch_size)
         channels_first = tokens[:, 1:].transpose(1, 2).reshape(len(images), -1, rows, columns)
         seen = self.picture(channels_first).flatten(2).transpose(1, 2)
-        if self.after < len(encoder.blocks):
+        if self.after < len(encoder.blocks) and isinstance(encoder, VisionTransformer):
             rest = run_blocks([*encoder.blocks][self.after :], torch.cat([tokens[:, :1], seen], dim=1), False)
             seen = encoder.norm(rest)[:, 1:]
         logits: Tensor = self.model.head(seen.mean(dim=1))

@@ -80,7 +80,7 @@ def _completed(backbone: Weights, config: Config | None) -> Config | None:
 
 def describe_backbone(backbone: Weights) -> dict[str, Any]:
     """What a figure's JSON says about weights."""
-    has_head = backbone.name != RANDOM and "head" in backbone.kind.sections
+    has_head = backbone.name != RANDOM and backbone.holds_vit and "head" in backbone.kind.sections
     return {
         "name": backbone.name,
         "hash": backbone.hash,

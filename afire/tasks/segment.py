@@ -31,7 +31,8 @@ from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.data.rle import encode_rle
 from afire.errors import UserError
-from afire.nn.vit import Normalise, VisionTransformer, grid_of, initialise
+from afire.nn.residual import Trunk
+from afire.nn.vit import Normalise, grid_of, initialise
 from afire.tasks import metrics as m
 from afire.tasks.evaluate import Evaluation, bootstrap_means, classification_result
 from afire.tasks.experiment import Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
@@ -125,7 +126,7 @@ class Segmenter(nn.Module):
 
     def __init__(
         self,
-        encoder: VisionTransformer,
+        encoder: Trunk,
         normalise: Normalise,
         config: SegDecoderConfig,
         prior: float,

@@ -31,7 +31,7 @@ from afire.files import write_atomic
 from afire.lesions.places import keyed, unit
 from afire.methods.base import depth_draws
 from afire.nn import distributed, vit
-from afire.nn.vit import VisionTransformer
+from afire.nn.residual import Trunk
 from afire.tasks.features import predict
 from afire.tasks.results import Rows
 from afire.tasks.settings import AugmentConfig, FinetuneConfig, SegmentConfig, SupervisedConfig
@@ -125,7 +125,7 @@ class Supervised(Trainer):
         super().__init__(accelerator, job.films, plan, steps, folder, job.config.run, self.recipe.clip)
         checkpoint = self.resume_from(job.config, job.data, resume, force)
         self.model = job.model.to(accelerator.device).train()
-        encoder: VisionTransformer = job.model.encoder  # type: ignore[assignment]
+        encoder: Trunk = job.model.encoder  # type: ignore[assignment]
         encoder.drop_path = self.recipe.drop_path
         self.blocks = len(encoder.blocks)
         self.optimizers = {"all": make_layered_optimizer(self.model, self.blocks, self.recipe)}

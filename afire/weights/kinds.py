@@ -22,7 +22,8 @@ from afire.config import Config
 from afire.errors import UserError
 from afire.methods import METHODS, Method, make_method, method_type
 from afire.methods.base import Progress
-from afire.nn.vit import Normalise, VisionTransformer, initialise
+from afire.nn.residual import Trunk, initialise_trunk, make_trunk, residual_settings, residual_tensors
+from afire.nn.vit import Normalise, VisionTransformer
 from afire.settings import load_config
 from afire.training.run_folder import MODEL, STATE, read_state
 from afire.weights.architecture import Architecture, Beside, plain_vit, read_architecture, read_beside
@@ -33,6 +34,7 @@ from afire.weights.timm_models import TIMM, timm_model
 Loadable = TypeVar("Loadable", bound=nn.Module)
 RANDOM = "random"
 _ENCODER = "encoder."  # prefix of the tensors of a detector that looks through one encoder
+_OWN_NETWORK = "network."  # prefix of the tensors of a detector's own network
 _LONG_AFTER = 10**6  # epochs: behind any warm-up
 
 
@@ -94,7 +96,7 @@ class Weights(ABC):
         return self.kind.network(self._network)
 
     @property
-    def trunk(self) -> VisionTransformer:
+    def trunk(self) -> Trunk:
         """The encoder alone."""
         return self._trunk.module
 
@@ -118,10 +120,21 @@ class Weights(ABC):
         """Whether there is an encoder to start from; a detector may have networks of its own instead."""
         return not self._why_no_trunk
 
+    @property
+    def holds_vit(self) -> bool:
+        """Whether that encoder is a vision transformer, which other libraries and pre-training know."""
+        return self.holds_trunk and self.config.encoder.kind == "vit"
+
     def check_trunk(self) -> None:
         """A message where there is no encoder to start from."""
         if self._why_no_trunk:
             raise UserError(f"{self._why_no_trunk}; give a pre-training run, a bundle of one, or a file of a ViT.")
+
+    def check_vit(self) -> None:
+        """A message where there is no vision transformer to start from."""
+        self.check_trunk()
+        if not self.holds_vit:
+            raise UserError(f"{self.name} holds a residual network, and a ViT is needed; give a run or a file of one.")
 
     @property
     def holds_method(self) -> bool:
@@ -167,7 +180,7 @@ class Weights(ABC):
         """For weights that do not hold one."""
 
     @abstractmethod
-    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+    def _fill_trunk(self, trunk: Trunk) -> str:
         """Load the trunk's tensors; the report."""
 
     def _fill_method(self, method: Method) -> tuple[str, Mapping[str, float]]:
@@ -175,9 +188,9 @@ class Weights(ABC):
         raise AssertionError("weights without a method say so")
 
     @cached_property
-    def _trunk(self) -> _Loaded[VisionTransformer]:
+    def _trunk(self) -> _Loaded[Trunk]:
         self.check_trunk()
-        trunk = VisionTransformer.from_config(self.config.encoder, self.config.image)
+        trunk = make_trunk(self.config.encoder, self.config.image)
         return _Loaded.of(trunk, self._fill_trunk(trunk))
 
     @cached_property
@@ -201,8 +214,8 @@ class RandomWeights(Weights):
     def read_trunk(self) -> TrunkTensors:
         raise UserError("random weights lie in no file; give a run folder, a bundle, a .safetensors or a .pth file.")
 
-    def _fill_trunk(self, trunk: VisionTransformer) -> str:
-        initialise(trunk, torch.Generator().manual_seed(self.seed))
+    def _fill_trunk(self, trunk: Trunk) -> str:
+        initialise_trunk(trunk, torch.Generator().manual_seed(self.seed))
         return f"random weights from seed {self.seed}"
 
 
@@ -242,7 +255,8 @@ class FileWeights(Weights):
         tensors, changes = plain_vit(found, self.file, self._beside)
         return TrunkTensors(layout, tensors, self.file, tuple(changes))
 
-    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+    def _fill_trunk(self, trunk: Trunk) -> str:
+        assert isinstance(trunk, VisionTransformer), "a file says its architecture"
         report = fill_encoder(trunk, *self.read_trunk())
         # Fewer or more blocks than the settings say: each name fits, and yet it is another network.
         for names, what in ((report.missing, "lacks"), (report.unexpected, "has the additional")):
@@ -282,7 +296,26 @@ class _OwnWeights(Weights):
         return "method"
 
     @property
+    def config(self) -> Config:
+        """Their own; of a detector with a residual network, with what describes that as an encoder."""
+        return super().config if not self._residual else self._residual_config
+
+    @cached_property
+    def _residual_config(self) -> Config:
+        config = super().config
+        # The network standardises films itself.
+        image = config.image.model_copy(update={"normalise": "none", "channels": 1})
+        return config.model_copy(update={"encoder": residual_settings(self._residual), "image": image})
+
+    @cached_property
+    def _residual(self) -> dict[str, Tensor]:
+        """The residual trunk inside a detector whose networks are its own; empty where there is none."""
+        return residual_tensors(read_tensors(self._own_file), _OWN_NETWORK) if self.holds == "detector" else {}
+
+    @property
     def network(self) -> str:
+        if self._residual:
+            return _OWN_NETWORK.removesuffix(".")
         name = super().network
         if self.holds == "encoder" and name != self.kind.networks[0]:
             raise UserError(f"{self._folder} holds the encoder of a detector, and no {name}.")
@@ -290,13 +323,13 @@ class _OwnWeights(Weights):
 
     @property
     def _why_no_trunk(self) -> str:
-        if self.holds != "detector":
+        if self.holds != "detector" or self._residual:
             return ""
         return f"{self._folder} holds the detector {self.config.method} alone, whose networks are its own"
 
     @property
     def _why_no_method(self) -> str:
-        if self.holds == "encoder":
+        if self.holds == "encoder" or self._residual:
             return f"{self._folder} holds a detector and its encoder, and no decoder or prototypes"
         return self._why_no_trunk
 
@@ -305,7 +338,12 @@ class _OwnWeights(Weights):
     def _folder(self) -> Path:
         """Of the run, the detector or the bundle."""
 
-    def _fill_trunk(self, trunk: VisionTransformer) -> str:
+    @property
+    @abstractmethod
+    def _own_file(self) -> Path:
+        """Where the networks of a detector lie that are its own."""
+
+    def _fill_trunk(self, trunk: Trunk) -> str:
         tensors = self.read_trunk().tensors
         self._check(trunk.state_dict(), tensors)
         trunk.load_state_dict(tensors)
@@ -353,6 +391,10 @@ class RunWeights(_OwnWeights):
         return self.run
 
     @property
+    def _own_file(self) -> Path:
+        return self.file
+
+    @property
     def _place(self) -> str:
         return f"{self.file.parent.name}/{self.file.name}"
 
@@ -364,6 +406,8 @@ class RunWeights(_OwnWeights):
         return self.kind.trunk_prefix(self.network)
 
     def read_trunk(self) -> TrunkTensors:
+        if self._residual:
+            return TrunkTensors("afire", self._residual, self.file)
         prefix, every = self._trunk_prefix, read_tensors(self.file)
         tensors = {name.removeprefix(prefix): tensor for name, tensor in every.items() if name.startswith(prefix)}
         return TrunkTensors(self.kind.__name__, tensors, self.file)
@@ -396,7 +440,8 @@ class DetectorWeights(RunWeights):
 
     @cached_property
     def holds(self) -> Holds:
-        if self.config.method not in METHODS:  # a detector that trains networks of its own goes by its own name
+        assert self._settings is not None, "a detector brings them"
+        if self._settings.method not in METHODS:  # a detector that trains networks of its own goes by its own name
             return "detector"
         return "encoder" if all(name.startswith(_ENCODER) for name in read_tensors(self.file)) else "method"
 
@@ -421,6 +466,11 @@ class BundleWeights(_OwnWeights):
         return self.bundle.folder
 
     @property
+    def _own_file(self) -> Path:
+        assert self.detector is not None, "the format says that there is one"
+        return self.detector / MODEL
+
+    @property
     def _place(self) -> str:
         return f"the bundle {self.name} ({self.bundle.hash[:12]})"
 
@@ -428,6 +478,8 @@ class BundleWeights(_OwnWeights):
         return f"{self.bundle.folder}: the weights do not fit config.json: the bundle {problem}."
 
     def read_trunk(self) -> TrunkTensors:
+        if self._residual:
+            return TrunkTensors("afire", self._residual, self._own_file)
         file = self.bundle.trunk_file(self.network)
         return TrunkTensors("timm", read_tensors(file), file)
 

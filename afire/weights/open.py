@@ -116,7 +116,7 @@ def start_from(source: str | Path) -> Callable[[Method], None]:
     weights = open_weights(source)
     if isinstance(weights, RandomWeights):
         weights.read_trunk()  # says that they lie in no file
-    weights.check_trunk()
+    weights.check_vit()
 
     def start(method: Method) -> None:
         first, *others = (method.trunk(network) for network in method.networks)
