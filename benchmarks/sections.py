@@ -69,8 +69,8 @@ SECTIONS = (
         "memory. Then, with `torch.distributed.run` and gloo, two processes of one thread compared with one. The batch "
         "per process and the number of steps stay the same, so two processes see twice as many films. Two independent "
         "bare steps at once show the limit of the machine. Three alternating rounds, the fastest of each, because "
-        "this machine slows down for minutes at a time. The reference (the bare step, one process) is measured before "
-        "and after, and the two measurements are combined into one value.",
+        "this machine slows down for minutes at a time. The reference (the bare step, one process) is measured once "
+        "before and once after, and the two measurements are combined into one value.",
     ),
     Section(
         "throughput",
