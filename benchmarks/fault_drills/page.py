@@ -18,10 +18,10 @@ DEFECTS = """\
 - A full disk during `afire data pack` killed the process with SIGBUS: pixels were written through a memory map, and the system
   kills a process when it cannot extend the file behind the map. They are now written as a file; a full disk gives an error message
   and exit code 2.
-- A run of `afire pretrain` that was killed between its last checkpoint and its summary resumed with the right weights, but its
-  `summary.json` and `README.md` had no losses and no health. Both are now stored in the checkpoint, as is the number of red epochs
-  for `run.stop_on_collapse`.
-- Temporary files (`.part-...`) remained after a kill in the middle of a write. The next command that uses the folder now removes them.
+- A run of `afire pretrain` killed between its last checkpoint and its summary resumed with the right weights, but without losses and
+  health in `summary.json` and `README.md`. Both are now stored in the checkpoint, as is the number of red epochs for
+  `run.stop_on_collapse`.
+- Temporary files (`.part-...`) remained after a kill during a write. The next command that uses the folder now removes them.
 - The message about a full disk had no path for small files, in `afire data pack`, and for the pictures and the journal of
   `afire detect run`; in `afire export` it did not say what to do.
 """
@@ -62,8 +62,8 @@ _HEAD = """\
 python benchmarks/faults.py
 ```
 
-This command kills runs, fills disks and corrupts files, checks that nothing crashes, hangs or gets lost and that every bad file is
-reported, and stops with an error at the first failure. It writes this page. A short version (one kill each, two dozen corrupted files)
+This command kills runs, fills disks and corrupts files. It checks that nothing crashes, hangs or gets lost and that every bad file is
+reported, stops with an error at the first failure, and writes this page. A short version (one kill each, two dozen corrupted files)
 is part of the tests.
 """
 
@@ -86,10 +86,13 @@ def _pretraining(found: Results) -> str:
 ## `kill -9` during pre-training
 
 {found["drills"]} runs of the `tiny` preset ({found["steps"]} steps, {found["cpu seconds of a run"]:.0f} CPU seconds uninterrupted, a checkpoint after every
-step), each killed with all its processes at a random moment, start and end included, {found["kills"]} kills in all, and resumed until
-done. In every fifth run the kill waited until a checkpoint was being written, or the end. **{found["identical"]} of {found["drills"]} are
-bit-identical** to the uninterrupted run: weights of student, teacher and decoder, prototypes, optimizer and `state.json` of every
-checkpoint, pictures, settings, and `metrics.jsonl` except for speed and waiting time. Not compared: `README.md`, `environment.json`, TensorBoard's files, and speed and memory in `summary.json`. No process and no temporary file was left.
+step). Each was killed with all its processes at a random moment, including start and end, and resumed until done: {found["kills"]} kills in all. In every
+fifth run, the kill waited for the writing of a checkpoint, or for the end. **{found["identical"]} of {found["drills"]} are bit-identical** to the uninterrupted run. No process and
+no temporary file was left.
+
+- Compared: weights of student, teacher and decoder, prototypes, optimizer and `state.json` of every checkpoint, pictures, settings, and
+  `metrics.jsonl` except for speed and waiting time.
+- Not compared: `README.md`, `environment.json`, TensorBoard's files, and speed and memory in `summary.json`.
 
 {_phases(found)}
 {_took(found)}
@@ -101,8 +104,8 @@ def _packing(found: Results) -> str:
 ## `kill -9` during packing
 
 `afire data pack` of {found["films"]} films on two worker processes ({found["cpu seconds of a pack"]:.0f} CPU seconds uninterrupted), killed {found["kills"]} times at
-a random moment; every second kill hit only the parent, and its workers ended by themselves. Running the same command again gave **{found["identical"]}
-of {found["kills"]} packs bit-identical** to the uninterrupted one; the original films were unchanged.
+a random moment. Every second kill hit only the parent; its workers then ended by themselves. After running the same command again, **{found["identical"]}
+of {found["kills"]} packs were bit-identical** to the uninterrupted one, and the original films were unchanged.
 
 {_phases(found)}
 {_took(found)}
@@ -117,8 +120,8 @@ def _disk(found: Results) -> str:
     return f"""\
 ## A full disk
 
-A file system of a few kilobytes to megabytes in memory that fills up during the command. Each of the {len(rows)} cases ends with exit code 2 and
-one message; no truncated file has a final name, existing checkpoints are complete, and no temporary file is left. After
+A file system in memory, of a few kilobytes to megabytes, fills up during the command. Each of the {len(rows)} cases ends with exit code 2 and
+one message. No truncated file has a final name, existing checkpoints are complete, and no temporary file is left. After
 space is freed, the command (with `--resume` if it has it) gives the same result as on an empty disk, bit-identical for pre-training,
 packs and pictures.
 
@@ -149,21 +152,24 @@ def _mutated(found: Results) -> str:
 ## Mutated files
 
 {found["mutants"]} files made from phantom films in {len(FORMATS)} formats (PNG, JPEG, TIFF, BMP; DICOM native, deflated, RLE, JPEG and JPEG 2000) among
-{found["good films"]} intact ones, read by the three commands that take unknown files:
+{found["good films"]} intact ones, read by the three commands that accept unknown files:
 
 {_table(["mutation", "files", "read", "refused"], rows)}
-Files were truncated anywhere; one to eight bits were flipped in the first 400 bytes or after them (a film with a flipped pixel is still a
-film); films were given another format's extension, and text, noise, archives or empty files a film's extension; DICOM tags were falsified in {len(TAGS) + len(RAW)} ways,
-from 65,535 x 65,535 pixels and a billion frames to NaN slopes, markup in names and sequences 20,000 deep; PNG, TIFF and GIF files of kilobytes
-expand to gigabytes of pixels, text or colour profiles; headers have impossible values.
+- Truncated: anywhere in the file.
+- Bits flipped: one to eight, in the first 400 bytes or after them. A film with a flipped pixel is still a film.
+- Wrong extension: films with another format's extension; text, noise, archives or empty files with a film's extension.
+- Hostile DICOM tags: falsified in {len(TAGS) + len(RAW)} ways, from 65,535 x 65,535 pixels and a billion frames to NaN slopes, markup in names and
+  sequences 20,000 deep.
+- Zip bomb: PNG, TIFF and GIF files of kilobytes that expand to gigabytes of pixels, text or colour profiles.
+- Absurd header: impossible values.
 
-The three commands agree on every file. Each refused file is listed once, with a reason, in `offenders.csv` (as unreadable), `pack.json` and `results.json`;
-each intact film gives the same output as without the damaged ones: the same measurements, the same packed bits, {same}. No file was changed. Apart from the DICOM
+The three commands agree on every file. Each refused file is listed once, with a reason, in `offenders.csv` (as unreadable), `pack.json` and `results.json`.
+Each intact film gives the same output as without the damaged ones: the same measurements, the same packed bits, {same}. No file was changed. Apart from the DICOM
 overlays, no output contains text from an identifying tag. `data pack` without `--on-error skip` stops at the first bad file with one message and exit code 2.
 
 {_table(["command", "exit code", "CPU time", "memory, largest process", "intact films only"], commands)}
-`data check` exits with 1 because unreadable films are an error. `detect run` counted: {counts}. Memory is determined by the
-limits: a DICOM bomb is inflated up to 787 million bytes before it is refused, and three PNG bombs stay just
+`data check` exits with 1 because unreadable films are an error. `detect run` counted: {counts}. The limits determine the
+memory: a DICOM bomb is inflated up to 787 million bytes before it is refused, and three PNG bombs stay just
 below the limit of 120 million pixels and are read as blank films. `detect run` reads two files at a time in one process.
 
 The most frequent reasons:
@@ -181,6 +187,6 @@ def _where(results: Results) -> str:
     return f"""\
 ## Where
 
-{one["cpu"]}, {one["cores"]} cores, {one["files on"]}, Python {one["python"]}, {packages}; one thread per process. The drills were started separately (`--only`), some in parallel and next to other
-work, so the minutes mean little. Load at the end of each drill: {loads}. Numbers are in `benchmarks/faults.json`.
+{one["cpu"]}, {one["cores"]} cores, {one["files on"]}, Python {one["python"]}, {packages}; one thread per process. The drills were started separately (`--only`), some in parallel and on a busy machine,
+so the minutes mean little. Load at the end of each drill: {loads}. Numbers are in `benchmarks/faults.json`.
 """
