@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afire.data.phantom.anatomy import SIDES
-from afire.data.phantom.physics import Array, Frame, dome, smoothstep
+from afire.data.phantom.physics import Array, Frame, Shadow, bow, dome, smoothstep
 from afire.data.phantom.thorax import Thorax
-from afire.data.phantom.tubes import Shadow, bow
 
 _RIBS = 12
 _FRONT_RIBS = 8  # the lower ones end before they reach the front

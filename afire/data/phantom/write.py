@@ -21,6 +21,7 @@ from PIL import Image
 from afire.data.manifest import LABEL_PREFIX, Box, Manifest, make_manifest, write_manifest
 from afire.data.phantom.diseases import DISEASES
 from afire.data.phantom.film import (
+    Bools,
     PhantomFilm,
     bounds,
     check_diseases,
@@ -30,7 +31,6 @@ from afire.data.phantom.film import (
     sitting_of,
     split_of,
 )
-from afire.data.phantom.maps import Bools
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
