@@ -1,14 +1,23 @@
-"""Which rows are in which shard: contiguous pieces in the order of the rows, fixed by the number of rows alone."""
+"""Shards: which rows are in which, the work on them, and where it is done.
+
+Shards are contiguous pieces in the order of the rows, fixed by the number of rows alone. What a shard needs is made
+once a process: ``make(settings)`` opens weights and films and gives a function of a shard, which writes its file and
+returns how many rows it computed (none when the shard was whole already). ``piece`` is what one shard alone needs, so
+that no process is sent a list of all films.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from afire.errors import UserError
 
 MOST = 4096  # shards: each is a file, and a folder of more is no pleasure
 _NAME = re.compile(r"(\d{5})-of-(\d{5})")
+Engine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, order=True)
@@ -75,3 +84,35 @@ def shards_asked(count: int | None, shard: str | None, finish: bool = False) -> 
     if count is not None and one is not None and one.count != check_count(count):
         raise UserError(f"--shards {count} and --shard {one} speak of different numbers of shards.")
     return (one.count if one is not None else count if count is None else check_count(count)), one
+
+
+Do = Callable[[Shard, Any], int]
+
+
+def nothing(_: Shard) -> None:
+    """No shard needs more than all of them."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """``make`` is a function of a module, so that other machines find it; ``settings`` is plain data."""
+
+    what: str  # on the screen meanwhile
+    make: Callable[[Mapping[str, Any]], Do]
+    settings: Mapping[str, Any]
+    piece: Callable[[Shard], Any] = nothing
+    keeps: bool = False  # whether ``make`` is worth keeping: a process of its own holds it for many shards
+    gpus: int = 0  # for each such process
+
+
+@dataclass(frozen=True)
+class Where:
+    """Who computes: this process, or Ray, started here or found at ``address``."""
+
+    engine: Engine = "local"
+    address: str | None = None
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None and self.engine != "ray":
+            raise UserError("--address is that of a Ray cluster: add --engine ray.")

@@ -19,9 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from afire.cluster.engine import do_shards
-from afire.cluster.shards import Shard, all_shards, check_count
+from afire.cluster.shards import Do, Shard, Where, Work, all_shards, check_count
 from afire.cluster.store import ShardStore
-from afire.cluster.work import Do, Where, Work
 from afire.data.digests import files_digests
 from afire.data.manifest import Manifest
 from afire.data.pack import (

@@ -35,7 +35,7 @@ from afire.methods.equations import (
 )
 from afire.methods.health import Health, information, measure, place_entropy
 from afire.nn import distributed
-from afire.nn.momentum import follow_network, twin
+from afire.nn.memory import follow_network, twin
 from afire.nn.vit import (
     ClusterLayer,
     Decoder,

@@ -31,7 +31,7 @@ from afire.methods.moco import MoCoSettings
 from afire.methods.restoring import Restored, Restoring, restored_well, squared_error
 from afire.methods.twins import HEALTH_FILMS, Queued, global_mean, pooled
 from afire.nn import distributed
-from afire.nn.adversary import Adversary, deceiving_loss, telling_loss
+from afire.nn.conv import Adversary, deceiving_loss, telling_loss
 from afire.nn.memory import of_all
 from afire.nn.vit import initialise, unpatchify
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from afire.nn import distributed
-from afire.nn.momentum import follow as follow
+from afire.nn.memory import follow as follow
 from afire.nn.vit import at_least_float32, full_precision
 
 Similarity = Literal["corrected", "literal", "cosine"]

@@ -23,8 +23,7 @@ from afire.methods.base import Keys, Losses, Method, Panel, Progress, Views, cos
 from afire.methods.crops import ViewSettings
 from afire.methods.health import Health, effective_rank
 from afire.nn import distributed
-from afire.nn.memory import KeyQueue
-from afire.nn.momentum import follow_network, twin
+from afire.nn.memory import KeyQueue, follow_network, twin
 from afire.nn.vit import ClusterLayer, VisionTransformer, at_least_float32, check_films, full_precision, initialise
 
 Pool = Literal["mean", "class"]

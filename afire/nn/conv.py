@@ -1,11 +1,15 @@
-"""Small convolutional networks: an encoder that halves a film step by step, a decoder that doubles it back, and a
-residual encoder for networks that look and do not draw, with a head that says something about every place.
+"""Small convolutional networks: an encoder that halves a film step by step, a decoder that doubles it back, a residual
+encoder for networks that look and do not draw, with a head that gives numbers at every place, and an adversary.
 
 Group normalisation, not batch normalisation: a film's result then depends on no other film, so that a batch in pieces
 or on several processes gives what the whole batch gives. Doubling is nearest-neighbour and a convolution: transposed
 convolutions leave a checkerboard, which an error map would show.
 
-Shapes: B images, C channels, S x S pixels.
+The adversary tells drawings from films. It gives a logit for every region of a picture, as PatchGAN does (Isola et al.
+2017), because texture gives away what a decoder draws. The two losses are those of the first GAN paper, the drawing
+side in its form that does not saturate (Goodfellow et al. 2014).
+
+Shapes: B images, C channels, S x S pixels, R regions.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from afire.nn.vit import at_least_float32
 
 _GROUPS = 8
 SLOPE = 0.2  # of the leaky rectifier
@@ -203,3 +209,30 @@ def initialise_conv(module: nn.Module, generator: torch.Generator) -> None:
             nn.init.normal_(part.weight, std=gain / fan_in**0.5, generator=generator)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+
+
+class Adversary(nn.Module):
+    """Pictures (B, C, S, S) -> logits (B, R), large where a region looks like a film."""
+
+    def __init__(self, channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.stages = ConvEncoder(channels, widths)
+        self.say = nn.Conv2d(widths[-1], 1, 3, padding=1)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """He-normal kernels."""
+        initialise_conv(self, generator)
+
+    def forward(self, images: Tensor) -> Tensor:
+        said: Tensor = self.say(self.stages(images))
+        return said.flatten(1)
+
+
+def telling_loss(real: Tensor, fake: Tensor) -> Tensor:
+    """What the adversary minimises, from its logits of films and of drawings: cross-entropy, a mean of each."""
+    return F.softplus(-at_least_float32(real)).mean() + F.softplus(at_least_float32(fake)).mean()
+
+
+def deceiving_loss(fake: Tensor) -> Tensor:
+    """What the drawing side minimises, from the adversary's logits of drawings."""
+    return F.softplus(-at_least_float32(fake)).mean()

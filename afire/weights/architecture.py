@@ -4,6 +4,9 @@ Plain ViTs of other libraries differ in little things that our encoder can hold 
 positions without one for the class token, another normalisation of the input. Those are turned into ours here, and
 what it cannot hold is refused.
 
+``timm:NAME``, such as ``timm:deit_tiny_patch16_224``, is a pre-trained ViT of timm, which downloads it and keeps it in
+the hub's cache, where it is found again without a network.
+
 Shapes: D width, C channels, p patch size, L patches.
 """
 
@@ -12,6 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -38,6 +43,7 @@ _INSIDE = frozenset(
 _SCALES = {"ls1.gamma": "attn.proj", "ls2.gamma": "mlp.fc2", "gamma_1": "attn.proj", "gamma_2": "mlp.fc2"}
 _REGISTERS = ("reg_token", "register_tokens", "embeddings.register_tokens")
 _POSITION_TOLERANCE = 1e-3  # files in half precision
+TIMM = "timm:"
 
 
 @dataclass(frozen=True)
@@ -255,3 +261,39 @@ def _refuse_other_blocks(tensors: Mapping[str, Tensor], file: Path) -> None:
         for name in sorted({pair[1] for pair in names} ^ _INSIDE):
             says = "lacks" if name in _INSIDE else "has"
             raise UserError(f"{file} is a ViT of another kind than ours: it {says} blocks.{number}.{name}.")
+
+
+@dataclass(frozen=True)
+class TimmModel:
+    """The tensors of a model, and what timm says about it."""
+
+    tensors: dict[str, Tensor]
+    beside: Beside
+
+
+def is_timm_name(weights: str | Path) -> bool:
+    """Whether weights are named as timm's."""
+    return str(weights).startswith(TIMM)
+
+
+@lru_cache(maxsize=1)  # opened several times in one command, for the settings and for the weights
+def timm_model(name: str) -> TimmModel:
+    """A model of timm with its pre-trained weights, downloaded where they are not there yet."""
+    if find_spec("timm") is None:
+        raise UserError(f"{TIMM}{name} needs timm; install it with pip install 'afire[timm]'.")
+    import timm
+
+    if not name or not timm.is_model(name):
+        raise UserError(f"timm has no model {name!r}; timm.list_models(pretrained=True) gives the names.")
+    try:
+        network = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as error:  # no weights, no network, no place in the cache: of the hub's and timm's own kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"timm cannot give the weights of {name} ({type(error).__name__}: {reason}); go online once, or copy its "
+            "model.safetensors here and give that file."
+        ) from None
+    heads = getattr(getattr(next(iter(getattr(network, "blocks", ())), None), "attn", None), "num_heads", None)
+    default = getattr(network, "pretrained_cfg", None) or {}
+    mean, std = (tuple(float(number) for number in default.get(key) or ()) for key in ("mean", "std"))
+    return TimmModel(dict(network.state_dict()), Beside(heads, mean, std))

@@ -25,10 +25,9 @@ from afire.methods.base import Progress
 from afire.nn.vit import Normalise, VisionTransformer, initialise
 from afire.settings import load_config
 from afire.training.run_folder import MODEL, STATE, read_state
-from afire.weights.architecture import Architecture, Beside, plain_vit, read_architecture, read_beside
+from afire.weights.architecture import TIMM, Architecture, Beside, plain_vit, read_architecture, read_beside, timm_model
 from afire.weights.bundle import Bundle, Holds, component_of
 from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
-from afire.weights.timm_models import TIMM, timm_model
 
 Loadable = TypeVar("Loadable", bound=nn.Module)
 RANDOM = "random"

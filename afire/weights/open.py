@@ -22,6 +22,7 @@ from afire.errors import UserError
 from afire.methods import Method
 from afire.settings import load_config
 from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
+from afire.weights.architecture import TIMM, is_timm_name
 from afire.weights.bundle import DETECTOR_SETTINGS, is_bundle, open_bundle
 from afire.weights.files import fill_encoder
 from afire.weights.hub import bundle_name, is_hub_name, local_path
@@ -35,7 +36,6 @@ from afire.weights.kinds import (
     TimmWeights,
     Weights,
 )
-from afire.weights.timm_models import TIMM, is_timm_name
 
 logger = logging.getLogger("afire")
 _OLDER_MODEL = "pytorch_model.bin"  # of transformers
