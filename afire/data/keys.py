@@ -22,9 +22,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.data.digests import source_digests
-from afire.data.numbered import NumberedFilms
-from afire.data.pack import DIGEST, FILE_DIGEST, Films, PackedFilms
+from afire.data.pack import DIGEST, FILE_DIGEST, Films, NumberedFilms, PackedFilms
+from afire.data.pack_files import source_digests
 from afire.files import sha256_text, write_text
 
 Rows = NDArray[np.int64]

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import pandas as pd
 
 from afire.config import Config, Fit, ImageConfig, Voi
 from afire.data.decode import decode_film, fit_square, read_file, read_film
-from afire.data.digests import file_digest, pixel_digest
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
-from afire.data.repack import still_packed
-from afire.data.sharded import ShardedArray
+from afire.data.pack_files import ShardedArray, file_digest, pixel_digest, still_packed
 from afire.errors import ImageError, UserError
 from afire.files import (
     folder_lock,
@@ -398,6 +397,30 @@ class DecodedFilms:
         import torch
 
         return torch.stack([self[int(row)] for row in rows])
+
+
+class NumberedFilms:
+    """Films 0 .. ``count`` - 1, all blank: what the loop counts epochs by where a method draws its films itself.
+
+    A run that is given these has seen no real film.
+    """
+
+    def __init__(self, count: int, image: ImageConfig) -> None:
+        names = [f"drawn/{number:06d}" for number in range(count)]
+        self.manifest = make_manifest(pd.DataFrame({"image": names}), Path(), {"builder": "numbered"})
+        self.size, self.fit, self.voi = image.size, image.fit, image.voi
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return self.batch([row])[0]
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+        """(B, 1, S, S), all zero."""
+        import torch
+
+        return torch.zeros(len(rows), 1, self.size, self.size)
 
 
 def open_films(

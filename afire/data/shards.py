@@ -21,7 +21,6 @@ import numpy as np
 from afire.cluster.engine import do_shards
 from afire.cluster.shards import Do, Shard, Where, Work, all_shards, check_count
 from afire.cluster.store import ShardStore
-from afire.data.digests import files_digests
 from afire.data.manifest import Manifest
 from afire.data.pack import (
     BEGUN,
@@ -35,7 +34,7 @@ from afire.data.pack import (
     refuse_other,
     write_summary,
 )
-from afire.data.sharded import STEM, SUFFIX, shard_file
+from afire.data.pack_files import STEM, SUFFIX, files_digests, shard_file
 from afire.errors import UserError
 from afire.files import folder_lock, making_sense_of, read_json, require_own
 from afire.processes import usable_cores

@@ -19,8 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from afire.data.labels import task_labels
-from afire.data.manifest import LABEL_PREFIX, Manifest
+from afire.data.manifest import LABEL_PREFIX, Manifest, task_labels
 from afire.data.pack import Films, PackedFilms
 from afire.data.splits import Split
 from afire.errors import ImageError, UserError

@@ -29,7 +29,7 @@ from afire.cluster.shards import Where, all_shards
 from afire.cluster.store import WRITING, ShardStore
 from afire.data.manifest import read_manifest, write_manifest
 from afire.data.pack import PackedFilms, PackSettings, identity, pack
-from afire.data.sharded import STEM, SUFFIX
+from afire.data.pack_files import STEM, SUFFIX
 from afire.data.shards import ShardedPack
 from afire.data.sources.folders import build_folder
 from cluster_drills.raylets import Raylets
