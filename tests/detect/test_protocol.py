@@ -11,7 +11,7 @@ import pytest
 from afire.data.keys import Seen, remember_films
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.pack import PackedFilms
-from afire.data.sources.lists import build_chexpert
+from afire.data.sources.chexpert import build_chexpert
 from afire.data.splits import random_split
 from afire.detect import protocol
 from afire.detect.fit import detection_subsets

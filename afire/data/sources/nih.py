@@ -1,21 +1,31 @@
-"""Builders of public sets with tables of their own: CheXpert, MIMIC-CXR-JPG, NIH ChestX-ray14, RSNA pneumonia."""
+"""NIH ChestX-ray14, and sets of films that come from it: RSNA pneumonia and SIIM-ACR pneumothorax.
+
+Labels of NIH were read from reports by a program. Radiologists read some of the films again; two public tables hold
+what they found (Majkowska et al., Radiology 2020; Nabulsi et al., Scientific Reports 2021), told apart by their
+columns:
+
+four findings   ``Image Index`` and Fracture, Pneumothorax, Airspace opacity, Nodule or mass: YES or NO. Nothing else
+                was asked, so a film without the four is normal only where the report says so too.
+all findings    ``Image ID``, findings as YES or NO, and Abnormal: 1 or 0, which is asked about the whole film.
+
+SIIM-ACR comes as published, films and a table of masks, or as the common copy in PNG, with a test list.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from afire.data.film import view_names
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest, make_manifest
+from afire.data.rle import decode_siim, encode_rle, encode_runs
 from afire.data.sources.disk import (
     about,
     by_name,
-    by_stem,
     find_optional,
     find_source,
     keep_present,
@@ -24,210 +34,19 @@ from afire.data.sources.disk import (
     read_source,
     strip_ending,
 )
-from afire.data.sources.readers import READERS_NORMAL, with_readers
-from afire.data.sources.table import (
-    NO_FINDING,
-    SUPPORT_DEVICES,
-    Blank,
-    Uncertain,
-    ages,
-    normal_from,
-    raw_findings,
-    read_headers,
-    sexes,
-    with_policy,
-)
+from afire.data.sources.table import NO_FINDING, ages, read_headers, sexes
 from afire.errors import UserError
 from afire.files import read_json, require_folder
+from afire.progress import track
 
 logger = logging.getLogger(__name__)
-
-CHEXPERT_LABELS = (
-    NO_FINDING, "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation",
-    "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", SUPPORT_DEVICES,
-)  # fmt: skip
-COMPETITION_LABELS = ("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Pleural Effusion")
-CHEXPERT_NORMAL = (
-    "1 where No Finding is stated and no disease is positive or uncertain (Support Devices allowed), "
-    "0 where a disease is positive, else unknown"
-)
-_FILES = {"train.csv": "train", "valid.csv": "test"}
-_CHEXPERT_COLUMNS = ("Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", *CHEXPERT_LABELS)
-
-
-def build_chexpert(
-    root: Path,
-    *,
-    labels: Literal[5, 14] = 5,
-    uncertain: Uncertain = "ones",
-    blank: Blank = "zeros",
-    all_views: bool = False,
-) -> Manifest:
-    """CheXpert (Irvin et al. 2019): ``train.csv`` (train) and ``valid.csv`` (test), frontal films unless ``all_views``.
-
-    ``valid.csv`` is read by radiologists and serves as the test set, as in the paper and most work since; validation is
-    carved from train. ``Path`` starts with the name of the set's folder (``CheXpert-v1.0-small/``), so the root may be
-    that folder or the one above it.
-
-    ``uncertain`` says what -1 becomes, ``blank`` what a finding that is not mentioned becomes; ``ignore`` is NaN.
-    """
-    base = _base(root)
-    source = pd.concat([_read(base / file, split) for file, split in _FILES.items()], ignore_index=True)
-    if not all_views:
-        frontal = source["Frontal/Lateral"].str.strip().str.lower() == "frontal"
-        logger.info("%s of %s films are frontal; lateral ones are left out", f"{frontal.sum():,}", f"{len(source):,}")
-        source = source[frontal].reset_index(drop=True)
-    table = _films(source, base.relative_to(root))
-    raw = source[list(CHEXPERT_LABELS)]
-    table["normal"] = normal_from(raw, uncertain_is_disease=True)
-    names = list(COMPETITION_LABELS if labels == 5 else CHEXPERT_LABELS)
-    table = table.join(with_policy(raw[names], uncertain, blank))
-    listing = [
-        film
-        for folder in ("train", "valid")
-        if (base / folder).is_dir()
-        for film in list_films(root, (base / folder).relative_to(root))
-    ]
-    table = keep_present(table, table["image"].map(strip_ending).map(by_stem(listing)), root, f"{base}/*.csv")
-    options = {"labels": labels, "uncertain": uncertain, "blank": blank, "all_views": all_views}
-    return make_manifest(table, root, about("chexpert", CHEXPERT_NORMAL, **options))
-
-
-def _base(root: Path) -> Path:
-    """The folder with ``train.csv``: the root, or one folder below it."""
-    require_folder(root, "root")
-    if (root / "train.csv").is_file():
-        return root
-    below = sorted(path.parent for path in root.glob("CheXpert-v1.0*/train.csv"))
-    if not below:
-        raise UserError(
-            f"the table of CheXpert is missing: looked for train.csv in {root} and its CheXpert-v1.0 folders."
-        )
-    if len(below) > 1:
-        names = ", ".join(folder.name for folder in below)
-        raise UserError(f"{root} holds several copies of CheXpert ({names}); give one of them as --root.")
-    return below[0]
-
-
-def _read(path: Path, split: str) -> pd.DataFrame:
-    """One table with its split, and its labels as numbers."""
-    if not path.is_file():
-        raise UserError(f"a table of CheXpert is missing: looked for {path.name} in {path.parent}.")
-    table = read_source(path, _CHEXPERT_COLUMNS)
-    return (
-        table.drop(columns=list(CHEXPERT_LABELS)).join(raw_findings(table, CHEXPERT_LABELS, path)).assign(split=split)
-    )
-
-
-def _films(source: pd.DataFrame, prefix: Path) -> pd.DataFrame:
-    """Path below the root, split, patient, view, age and sex."""
-    # Whatever the folder was called when the tables were made: what follows from train/ or valid/ on is what counts.
-    inner = source["Path"].str.strip().str.extract(r"(?:^|/)((?:train|valid)/.+)$", expand=False)
-    if inner.isna().any():
-        wrong = source["Path"][inner.isna()].iloc[0]
-        raise UserError(f"the CheXpert path {wrong!r} names neither train/ nor valid/.")
-    start = "" if prefix == Path() else prefix.as_posix() + "/"
-    table = pd.DataFrame({"image": start + inner, "split": source["split"]})
-    table["patient"] = inner.str.extract(r"/(patient\d+)/", expand=False).fillna("")
-    lateral = source["Frontal/Lateral"].str.strip().str.lower() == "lateral"
-    position = view_names(source["AP/PA"])
-    table["view"] = position.where(position.isin(["AP", "PA"]), "FRONTAL").mask(lateral, "LATERAL")
-    table[META_PREFIX + "age"] = ages(source["Age"])
-    table[META_PREFIX + "sex"] = sexes(source["Sex"])
-    return table
-
-
-MIMIC_LABELS = (
-    "Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Enlarged Cardiomediastinum", "Fracture", "Lung Lesion",
-    "Lung Opacity", NO_FINDING, "Pleural Effusion", "Pleural Other", "Pneumonia", "Pneumothorax", SUPPORT_DEVICES,
-)  # fmt: skip
-MIMIC_NORMAL = (
-    "1 where No Finding is 1 and no disease is 1 (Support Devices allowed), 0 where a disease is 1, else unknown"
-)
-_SPLITS = {"train": "train", "validate": "val", "test": "test"}
-
-
-def build_mimic(
-    root: Path, *, uncertain: Uncertain = "ignore", blank: Blank = "zeros", all_views: bool = False
-) -> Manifest:
-    """MIMIC-CXR-JPG (Johnson et al. 2019): the films below ``root/files`` with the official split and the 14 CheXpert
-    labels of their study, both from gzipped tables.
-
-    The normal films of its training list are what the paper pre-trains on: No Finding is 1 and no disease is, with or
-    without Support Devices (rows 1 and 2 of the paper's table of label combinations).
-    PA and AP films only, unless ``all_views``; that needs the metadata table, and without it all films are taken.
-    """
-    require_folder(root, "root")
-    path = _required(root, "split")
-    films = read_source(path, ["dicom_id", "study_id", "subject_id", "split"])
-    films = _with_views(films, root, all_views)
-    raw, labelled = _study_labels(films, root)
-    subject, study = films["subject_id"], films["study_id"]
-    stems = "files/p" + subject.str[:2] + "/p" + subject + "/s" + study + "/" + films["dicom_id"]
-    table = pd.DataFrame({"image": stems + ".jpg", "split": _mimic_splits(films["split"], path), "patient": subject})
-    table["view"] = films["view"]
-    table["normal"] = normal_from(raw, uncertain_is_disease=False)
-    labels = with_policy(raw, uncertain, blank)
-    # A study that the labeller never saw is unknown in everything, whatever `blank` says about what it did not mention.
-    labels.loc[~labelled] = float("nan")
-    table = table.join(labels)
-    listing = list_films(root, "files") if (root / "files").is_dir() else []
-    table = keep_present(table, stems.map(by_stem(listing)), root, path)
-    options = {"uncertain": uncertain, "blank": blank, "all_views": all_views}
-    return make_manifest(table, root, about("mimic", MIMIC_NORMAL, **options))
-
-
-def _names(kind: str) -> list[str]:
-    return [f"mimic-cxr-{version}-{kind}.csv{end}" for version in ("2.0.0", "2.1.0") for end in (".gz", "")]
-
-
-def _required(root: Path, kind: str) -> Path:
-    return find_source(root, _names(kind), f"the {kind} table of MIMIC-CXR-JPG")
-
-
-def _mimic_splits(values: pd.Series, path: Path) -> pd.Series:
-    splits = values.str.strip().map(_SPLITS)
-    if splits.isna().any():
-        raise UserError(f"{path} names the split {values[splits.isna()].iloc[0]!r}; expected {', '.join(_SPLITS)}.")
-    return splits
-
-
-def _with_views(films: pd.DataFrame, root: Path, all_views: bool) -> pd.DataFrame:
-    """Add the column ``view``, and keep PA and AP unless all are wanted."""
-    path = find_optional(root, _names("metadata"))
-    if path is None:
-        logger.warning(
-            "no %s in %s: views are unknown, so lateral films are taken with the others", _names("metadata")[0], root
-        )
-        return films.assign(view="")
-    metadata = read_source(path, ["dicom_id", "ViewPosition"]).drop_duplicates("dicom_id").set_index("dicom_id")
-    films = films.assign(view=view_names(films["dicom_id"].map(metadata["ViewPosition"]).fillna("")))
-    if all_views:
-        return films
-    frontal = films["view"].isin(["PA", "AP"])
-    logger.info("%s of %s films are PA or AP; the others are left out", f"{frontal.sum():,}", f"{len(films):,}")
-    return films[frontal].reset_index(drop=True)
-
-
-def _study_labels(films: pd.DataFrame, root: Path) -> tuple[pd.DataFrame, pd.Series]:
-    """Raw findings (1, 0, -1, NaN) of each film's study, and whether the study is in the table at all."""
-    path = _required(root, "chexpert")
-    studies = read_source(path, ["subject_id", "study_id", *MIMIC_LABELS])
-    raw = raw_findings(studies, MIMIC_LABELS, path).set_index(studies["study_id"])
-    if raw.index.has_duplicates:
-        raise UserError(f"{path} lists study {raw.index[raw.index.duplicated()][0]} more than once.")
-    labelled = films["study_id"].isin(raw.index)
-    if not labelled.all():
-        logger.warning("%s films are of studies without labels: theirs are unknown", f"{(~labelled).sum():,}")
-    return raw.reindex(films["study_id"]).reset_index(drop=True), labelled
-
 
 NIH_LABELS = (
     "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
     "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia",
 )  # fmt: skip
 NIH_NORMAL = "1 where the only finding is No Finding, else 0"
-_TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
+_NIH_TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
 # The header reads OriginalImage[Width,Height]: the comma inside makes two columns of it.
 _WIDTH, _HEIGHT = "OriginalImage[Width", "Height]"
 _NIH_COLUMNS = ("Image Index", "Finding Labels", "Patient ID", "Patient Age", "Patient Gender", "View Position")
@@ -239,13 +58,13 @@ def build_nih(root: Path, *, images: str = "", readers: Path | None = None) -> M
     """NIH ChestX-ray14 (Wang et al. 2017): the films of ``root`` (or of its folder ``images``) with the official split,
     14 labels read from reports by a program, and the 984 boxes.
 
-    ``readers`` is a table of what radiologists said of some of the films (:mod:`afire.data.sources.readers`): their
-    findings stand beside the others, and whether a test film is normal is for them alone to say.
+    ``readers`` is a table of what radiologists found on some of the films: their findings stand beside the others, and
+    they alone decide whether a test film is normal.
     The official lists are ``train_val_list.txt`` and ``test_list.txt``; they share no patient. The tables name films
     ``.png``; copies with another ending are found by name, in any subfolder.
     """
     require_folder(root, "root")
-    path = find_source(root, _TABLES, "the table of NIH ChestX-ray14")
+    path = find_source(root, _NIH_TABLES, "the table of NIH ChestX-ray14")
     source = read_source(path, [*_NIH_COLUMNS, _WIDTH, _HEIGHT])
     names = source["Image Index"].map(strip_ending)
     table = pd.DataFrame({"image": source["Image Index"], "split": _nih_splits(root, names)})
@@ -321,6 +140,69 @@ def _boxes(root: Path) -> dict[str, str]:
     return {name: json.dumps(listed) for name, listed in boxes.items()}
 
 
+FOUR_FINDINGS = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
+READERS_NORMAL = (
+    "test films, and training films that were read: as radiologists read them, unknown where nobody did; a film "
+    "without any of four findings is normal only if its report has none either; other films: "
+)
+_READERS_FILM = ("Image Index", "Image ID")
+_READERS_ABNORMAL = "Abnormal"
+_ABOUT_THE_FILM = (
+    *("Finding Labels", "Follow-up #", "Patient ID", "Patient Age", "Patient Gender", "View Position", "Set Id"),
+    *("OriginalImage[Width", "Height]", "OriginalImagePixelSpacing[x", "y]", _READERS_ABNORMAL, *_READERS_FILM),
+)
+_ANSWERS = {"YES": 1.0, "NO": 0.0, "1": 1.0, "0": 0.0}
+
+
+def with_readers(table: pd.DataFrame, names: pd.Series, path: Path) -> pd.DataFrame:
+    """The table of NIH with a column ``label:X (read)`` for each finding, and ``normal`` as radiologists see it.
+
+    ``names`` are the films' names without ending, row by row.
+    """
+    source = read_source(path, [])
+    film = next((name for name in _READERS_FILM if name in source.columns), None)
+    if film is None:
+        raise UserError(f"{path} has no column 'Image Index' or 'Image ID'; it is no table of what radiologists read.")
+    read = source[film].str.strip().map(strip_ending)
+    if read.duplicated().any():
+        raise UserError(f"{path} has {read[read.duplicated()].iloc[0]} twice; give adjudicated labels, one row a film.")
+    whole = _READERS_ABNORMAL in source.columns
+    findings = [name for name in source.columns if name and name not in _ABOUT_THE_FILM]
+    if not whole and not set(FOUR_FINDINGS) <= set(findings):
+        raise UserError(
+            f"{path} has neither a column 'Abnormal' nor all of {', '.join(FOUR_FINDINGS)}; its columns are "
+            f"{', '.join(source.columns[:20])}."
+        )
+    findings = findings if whole else list(FOUR_FINDINGS)
+    said = pd.DataFrame(
+        {name: _as_numbers(source, name, path) for name in (*findings, *([_READERS_ABNORMAL] if whole else []))}
+    )
+    said = said.set_index(read).reindex(names).reset_index(drop=True)
+    normal = 1 - said.pop(_READERS_ABNORMAL) if whole else _without_the_four(said, table["normal"])
+    was_read = pd.Series(names.isin(read).to_numpy())
+    kept = table["normal"].where(~was_read & (table["split"] != "test"), normal)
+    logger.info("radiologists read %s of the %s films of the table", f"{was_read.sum():,}", f"{len(table):,}")
+    return table.assign(normal=kept).join(said.add_prefix(LABEL_PREFIX).add_suffix(" (read)"))
+
+
+def _as_numbers(source: pd.DataFrame, name: str, path: Path) -> pd.Series:
+    words = source[name].str.strip().str.upper()
+    numbers = words.map(_ANSWERS)
+    wrong = numbers.isna() & (words != "")
+    if wrong.any():
+        raise UserError(
+            f"{path}: column {name!r} holds {source[name][wrong].iloc[0]!r}; expected YES, NO, 1, 0 or empty."
+        )
+    return numbers
+
+
+def _without_the_four(said: pd.DataFrame, by_report: pd.Series) -> pd.Series:
+    """0 with one of the four, 1 with none of them and a report without a finding, else unknown."""
+    found, none = (said == 1).any(axis=1), (said == 0).all(axis=1)
+    normal = pd.Series(float("nan"), index=said.index).mask(none & (by_report == 1), 1.0)
+    return normal.mask(found, 0.0)
+
+
 OPACITY = "Lung Opacity"
 RSNA_NORMAL = "1 in the class Normal, 0 in the others, as radiologists read the film"
 _RSNA_CLASSES = ("Normal", OPACITY, "No Lung Opacity / Not Normal")
@@ -390,3 +272,104 @@ def _rsna_patients(root: Path) -> dict[str, str]:
         return {str(film["subset_img_id"]): str(film["img_id"]).partition("_")[0].lstrip("0") for film in listed}
     except (KeyError, TypeError):
         raise UserError(f"{path} does not list subset_img_id and img_id of each film; download it again.") from None
+
+
+PNEUMOTHORAX = "Pneumothorax"
+SIIM_NORMAL = "0 with a pneumothorax, else unknown: other diseases are not labelled"
+SIIM_NO_LABEL = "1 without a pneumothorax, though other diseases are not labelled; 0 with one"
+_SIIM_TABLES = ("train-rle.csv", "stage_2_train.csv")
+_SIIM_LISTS = {"stage_1_train_images.csv": "train", "stage_1_test_images.csv": "test"}
+_SIIM_FILMS, _SIIM_MASKS = "png_images", "png_masks"
+_NOTHING = ("", "-1")
+
+
+def build_siim(
+    root: Path,
+    *,
+    csv: Path | None = None,
+    images: str = "",
+    size: int = 1024,
+    headers: bool = False,
+    no_label_is_normal: bool = False,
+) -> Manifest:
+    """SIIM-ACR pneumothorax: films named ``<ImageId>.dcm`` (or .png, .jpg) anywhere below ``root``, with their masks.
+
+    A film with several pneumothoraces has several rows in the table. They are merged, because a split made over rows
+    puts one film into both train and test. There is no official test set with masks, so the split is left empty: draw
+    one by patient with ``afire data split``.
+
+    ``size`` is the side of the film that the masks were drawn on, not of your copy of it. ``headers`` reads patient
+    (as a hash) and view from DICOM; without it every film is its own patient. The common copy in PNG (folders
+    ``png_images`` and ``png_masks``, lists ``stage_1_train_images.csv`` and ``stage_1_test_images.csv``) brings masks
+    as films and a split. ``no_label_is_normal`` calls films without a pneumothorax normal, which detectors need.
+    """
+    require_folder(root, "root")
+    if csv is None and any(find_optional(root, [name]) for name in _SIIM_LISTS):
+        return _build_siim_png(root, no_label_is_normal)
+    path = csv or find_source(root, _SIIM_TABLES, "the table of SIIM-ACR")
+    source = read_source(path, ["ImageId", "EncodedPixels"])
+    ids = source["ImageId"].str.strip().map(strip_ending)
+    rows = pd.DataFrame({"image": ids, "mask": source["EncodedPixels"].str.strip()})
+    masks = rows.groupby("image", sort=True)["mask"].agg(list)
+    table = pd.DataFrame({"image": masks.index, "masks": masks.to_numpy()})
+    logger.info("%s rows are of %s films", f"{len(rows):,}", f"{len(table):,}")
+    films = table["image"].map(by_name(list_films(root, images), root))
+    table = keep_present(table, films, root, path)
+    texts = track(table["masks"].tolist(), "reading masks", unit="films")
+    table["rle"] = [_merged_masks(text, size, film, path) for film, text in zip(table["image"], texts, strict=True)]
+    present = pd.Series([any(text not in _NOTHING for text in texts) for texts in table.pop("masks")])
+    table[LABEL_PREFIX + PNEUMOTHORAX] = present.astype("float64")
+    table["normal"] = _siim_normal(table, no_label_is_normal)
+    if headers:
+        tags = read_headers(root, table["image"].tolist())
+        table["patient"], table["view"] = tags["patient"], tags["view"]
+    options = {"images": images, "size": size, "headers": headers}
+    return _siim_manifest(table, root, no_label_is_normal, **options)
+
+
+def _build_siim_png(root: Path, no_label_is_normal: bool) -> Manifest:
+    """The copy in PNG: a mask for every film, black where there is no pneumothorax."""
+    lists = []
+    for name, split in _SIIM_LISTS.items():
+        path = find_source(root, [name], "a list of SIIM-ACR in PNG")
+        source = read_source(path, ["new_filename", "has_pneumo"])
+        wrong = ~source["has_pneumo"].str.strip().isin(["0", "1"])
+        if wrong.any():
+            raise UserError(f"{path} holds {source['has_pneumo'][wrong].iloc[0]!r} in has_pneumo; expected 0 or 1.")
+        lists.append(source.assign(split=split))
+    source = pd.concat(lists, ignore_index=True)
+    names = source["new_filename"].str.strip().map(strip_ending)
+    if names.duplicated().any():
+        raise UserError(f"the lists in {root} name {names[names.duplicated()].iloc[0]} twice; download them again.")
+    table = pd.DataFrame({"image": source["new_filename"], "split": source["split"]})
+    table[LABEL_PREFIX + PNEUMOTHORAX] = source["has_pneumo"].str.strip().astype("float64")
+    table["normal"] = _siim_normal(table, no_label_is_normal)
+    masks = by_name(list_films(root, _SIIM_MASKS), root) if (root / _SIIM_MASKS).is_dir() else {}
+    table["mask"] = names.map(masks).fillna("")
+    table = keep_present(table, names.map(by_name(list_films(root, _SIIM_FILMS), root)), root, f"{root}/stage_1_*.csv")
+    without = int(((table["mask"] == "") & (table[LABEL_PREFIX + PNEUMOTHORAX] == 1)).sum())
+    if without:
+        logger.warning("%s films with a pneumothorax have no mask in %s", f"{without:,}", root / _SIIM_MASKS)
+    return _siim_manifest(table, root, no_label_is_normal, images=_SIIM_FILMS)
+
+
+def _siim_normal(table: pd.DataFrame, no_label_is_normal: bool) -> pd.Series:
+    present = table[LABEL_PREFIX + PNEUMOTHORAX]
+    return 1.0 - present if no_label_is_normal else (1.0 - present).where(present == 1)
+
+
+def _siim_manifest(table: pd.DataFrame, root: Path, no_label_is_normal: bool, **options: object) -> Manifest:
+    rule = SIIM_NO_LABEL if no_label_is_normal else SIIM_NORMAL
+    options["no_label_is_normal"] = no_label_is_normal
+    return make_manifest(table, root, {**about("siim", rule, **options), "mask": PNEUMOTHORAX})
+
+
+def _merged_masks(texts: list[str], size: int, film: str, path: Path) -> str:
+    """The union of a film's masks as a cell of the column ``rle``; a film without pneumothorax has an empty mask."""
+    drawn = [text for text in texts if text not in _NOTHING]
+    if not drawn:
+        return encode_runs([], (size, size))
+    try:
+        return encode_rle(np.logical_or.reduce([decode_siim(text, size, size) for text in drawn]))
+    except UserError as error:
+        raise UserError(f"{path}, film {film}: {error}") from None
