@@ -27,9 +27,8 @@ from afire.errors import UserError
 from afire.files import write_json
 from afire.nn import distributed
 from afire.training import run_folder as checkpoints
-from afire.training import sharding
 from afire.training.batches import Batch, Plan, Prefetcher
-from afire.training.engine import StopSignals, agree, explain, on_first_process
+from afire.training.engine import StopSignals, agree, explain, is_sharded, on_first_process
 from afire.training.journal import Journal
 from afire.training.run_folder import RunFolder, Tensors, collect
 
@@ -165,7 +164,7 @@ class Trainer(ABC):
         """Restore what a checkpoint holds, and hand model and optimisers to accelerate."""
         if checkpoint is not None:
             checkpoints.restore_model(checkpoint, self.model)
-        if sharding.is_sharded(self.model):  # by an earlier phase; only the optimisers are new
+        if is_sharded(self.model):  # by an earlier phase; only the optimisers are new
             optimizers = [self.accelerator.prepare_optimizer(optimizer) for optimizer in self.optimizers.values()]
         else:
             self.wrapped, *optimizers = self.accelerator.prepare(self.model, *self.optimizers.values())

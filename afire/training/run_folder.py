@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from afire._version import __version__
-from afire.config import Config, Section
+from afire.config import Section
 from afire.errors import UserError
 from afire.files import (
     ORDINARY_MODE,
@@ -49,7 +49,6 @@ from afire.files import (
 )
 from afire.nn import distributed
 from afire.settings import load_settings, to_yaml
-from afire.training.run_page import run_page
 
 logger = logging.getLogger("afire")
 
@@ -395,10 +394,10 @@ class RunFolder:
                 continue  # truncated by a kill
         write_text(path, "".join(f"{line}\n" for line in kept))
 
-    def finish(self, config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` and the page."""
+    def finish(self, page: str, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, and ``README.md`` with the text of ``page``."""
         write_json(self.path / SUMMARY, dict(summary))
-        write_text(self.path / "README.md", run_page(config, data, summary))
+        write_text(self.path / "README.md", page)
 
 
 def _film_changes(names: Sequence[str]) -> list[str]:

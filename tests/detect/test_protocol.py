@@ -24,7 +24,7 @@ from afire.detect.protocol import (
     seen_in_pretraining,
 )
 from afire.errors import UserError
-from tests.data.sources.test_lists_chexpert import HEADER, SET
+from tests.data.sources.test_chexpert import HEADER, SET
 
 
 def test_the_manifests_own_lists(films: PackedFilms) -> None:
