@@ -69,9 +69,9 @@ def connected(address: str | None, processes: int | None = None) -> Iterator[Any
     """
     if find_spec("ray") is None:
         raise UserError('--engine ray needs Ray; run pip install "afire[ray]".')
-    known = sys.modules.get("ray")
-    if known is not None and known.is_initialized():  # whoever connected ends it, too
-        yield known
+    module = sys.modules.get("ray")
+    if module is not None and module.is_initialized():  # whoever connected ends it, too
+        yield module
         return
     prepare(address)
     import ray
@@ -107,8 +107,8 @@ def prepare(address: str | None) -> None:
         return
     if is_loopback(address):
         os.environ[_LOOPBACK_NODES] = "0"
-    kept = Path(os.environ.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
-    if not os.environ.get(TOKEN) and not kept.is_file():
+    token_file = Path(os.environ.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
+    if not os.environ.get(TOKEN) and not token_file.is_file():
         raise UserError(
             f"there is no token for the Ray cluster at {address}: set {TOKEN_PATH} to the file with the token of that "
             "cluster, which was started with RAY_AUTH_MODE=token (docs/cluster.md)."
@@ -194,7 +194,7 @@ def _as_tasks(ray: Any, work: Work, shards: Sequence[Shard], processes: int | No
 def _on_actors(ray: Any, work: Work, shards: Sequence[Shard], processes: int | None, bar: Progress) -> int:
     """Actors get a shard when they are free. One that dies is replaced, and its shard goes back to those that wait."""
     kind = ray.remote(_Holder).options(num_cpus=1, num_gpus=work.gpus, max_restarts=0)
-    wanted = min(len(shards), processes or _room(ray, work.gpus))
+    actors = min(len(shards), processes or _room(ray, work.gpus))
     waiting, tries, rows = deque(shards), Counter[Shard](), 0
     running: dict[Any, tuple[Any, Shard | None]] = {}
     sent, lost = _sent(work), 0
@@ -203,24 +203,24 @@ def _on_actors(ray: Any, work: Work, shards: Sequence[Shard], processes: int | N
         actor = kind.remote()
         running[actor.ready.remote(__version__, sent)] = actor, None
 
-    for _ in range(wanted):
+    for _ in range(actors):
         start()
     while waiting or any(shard is not None for _, shard in running.values()):
         actor, shard = running.pop(reference := _next(ray, running))
         try:
-            found = _result(ray, reference)
+            result = _result(ray, reference)
         except ray.exceptions.RayError as error:
             lost += 1
             if shard is not None:
                 tries[shard] += 1
                 waiting.appendleft(shard)
-            if lost > RETRIES * wanted or (shard is not None and tries[shard] > RETRIES):
+            if lost > RETRIES * actors or (shard is not None and tries[shard] > RETRIES):
                 raise _died(shard, error) from None
             logger.warning("a process of the cluster is gone (%s); another one takes over", type(error).__name__)
             start()
             continue
         if shard is not None:
-            rows += found
+            rows += result
             bar.advance()
         if waiting:
             following = waiting.popleft()
@@ -238,9 +238,9 @@ def _room(ray: Any, gpus: int) -> int:
 def _next(ray: Any, running: Mapping[Any, Any]) -> Any:
     """Whatever is done first."""
     while True:
-        done, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_WARNINGS)
-        if done:
-            return done[0]
+        finished, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_WARNINGS)
+        if finished:
+            return finished[0]
         free = ray.available_resources()
         if not ray.nodes() or not ray.cluster_resources().get("CPU"):
             logger.warning("the cluster has no machine with a core to offer (free: %s); waiting for one", free)

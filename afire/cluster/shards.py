@@ -72,18 +72,18 @@ def all_shards(count: int) -> list[Shard]:
 
 def shard_of_name(name: str) -> Shard | None:
     """The shard that a file's name speaks of, if it does."""
-    found = _NAME.search(name)
-    return Shard(int(found[1]), int(found[2])) if found else None
+    match = _NAME.search(name)
+    return Shard(int(match[1]), int(match[2])) if match else None
 
 
 def shards_asked(count: int | None, shard: str | None, finish: bool = False) -> tuple[int | None, Shard | None]:
     """``--shards`` and ``--shard`` as they were typed: the number of shards, and the one that is asked for."""
-    one = parse_shard(shard) if shard is not None else None
-    if finish and one is not None:
+    chosen = parse_shard(shard) if shard is not None else None
+    if finish and chosen is not None:
         raise UserError("--finish is for all shards together; leave out --shard.")
-    if count is not None and one is not None and one.count != check_count(count):
-        raise UserError(f"--shards {count} and --shard {one} speak of different numbers of shards.")
-    return (one.count if one is not None else count if count is None else check_count(count)), one
+    if count is not None and chosen is not None and chosen.count != check_count(count):
+        raise UserError(f"--shards {count} and --shard {chosen} speak of different numbers of shards.")
+    return (chosen.count if chosen is not None else count if count is None else check_count(count)), chosen
 
 
 Do = Callable[[Shard, Any], int]

@@ -116,14 +116,14 @@ class ShardStore:
         damaged = self._damaged(whole)
         wrong.refuse(missing, damaged, self, again)
         for folder in {self.folder, *self.disks, *(self._place(shard).parent for shard in all_shards(self.count))}:
-            for left in folder.glob(f"{WRITING}{self.stem}-*-of-{self.count:05d}*"):
-                left.unlink(missing_ok=True)
+            for leftover in folder.glob(f"{WRITING}{self.stem}-*-of-{self.count:05d}*"):
+                leftover.unlink(missing_ok=True)
         return [entries[row] for row in range(len(self.names))]
 
     def shards_of(self, rows: Sequence[int]) -> list[Shard]:
         """The shards that some rows are in."""
-        asked = set(rows)
-        return [shard for shard in all_shards(self.count) if not asked.isdisjoint(self.rows(shard))]
+        numbers = set(rows)
+        return [shard for shard in all_shards(self.count) if not numbers.isdisjoint(self.rows(shard))]
 
     def _damaged(self, whole: Sequence[tuple[Shard, Record]]) -> list[Shard]:
         with ThreadPoolExecutor(_READERS) as readers:
@@ -162,9 +162,9 @@ class ShardStore:
     def _remove_left(self, shard: Shard) -> None:
         """What processes of this machine that are no more have left of a shard."""
         for name in (self._place(shard), self.record(shard)):
-            for left in name.parent.glob(f"{WRITING}{name.name}-{_host()}-*"):
-                if not _is_alive(left.name.removeprefix(f"{WRITING}{name.name}-{_host()}-").partition("-")[0]):
-                    left.unlink(missing_ok=True)
+            for leftover in name.parent.glob(f"{WRITING}{name.name}-{_host()}-*"):
+                if not _is_alive(leftover.name.removeprefix(f"{WRITING}{name.name}-{_host()}-").partition("-")[0]):
+                    leftover.unlink(missing_ok=True)
 
 
 class _Wrong:
@@ -187,31 +187,31 @@ class _Wrong:
                 entries[row] = entry
 
     def refuse(self, missing: Sequence[int], damaged: Sequence[Shard], store: ShardStore, again: str) -> None:
-        said = []
+        problems = []
         if missing:
             where = _some([str(shard) for shard in store.shards_of(missing)])
             films = _some([self.names[row] for row in missing])
-            said.append(f"{len(missing):,} rows are missing ({films}): run {again} for {where}")
+            problems.append(f"{len(missing):,} rows are missing ({films}): run {again} for {where}")
         if self.doubled:
-            said.append(f"{len(self.doubled):,} rows are there twice ({_some(self.doubled)})")
+            problems.append(f"{len(self.doubled):,} rows are there twice ({_some(self.doubled)})")
         if self.foreign_files or self.foreign:
             files = f"files of something else ({_some(self.foreign_files)})" if self.foreign_files else ""
             films = f"{len(self.foreign):,} foreign rows ({_some(self.foreign)})" if self.foreign else ""
-            said.append(f"there are {' and '.join(word for word in (files, films) if word)}: move them away")
+            problems.append(f"there are {' and '.join(word for word in (files, films) if word)}: move them away")
         if damaged:
             where = _some([str(shard) for shard in damaged])
-            said.append(f"shards {where} are not what their records say: run {again} for them again")
-        if said:
-            raise UserError(f"{store.folder} cannot be finished: {'; '.join(said)}.")
+            problems.append(f"shards {where} are not what their records say: run {again} for them again")
+        if problems:
+            raise UserError(f"{store.folder} cannot be finished: {'; '.join(problems)}.")
 
 
 def begun_count(folder: Path, stem: str) -> int:
     """How many shards there are to be, by the records that are there."""
-    found = (shard_of_name(file.name) for file in folder.glob(f"{stem}-*-of-*.json"))
-    counts = {shard.count for shard in found if shard is not None}
+    shards = (shard_of_name(file.name) for file in folder.glob(f"{stem}-*-of-*.json"))
+    counts = {shard.count for shard in shards if shard is not None}
     if len(counts) != 1:
-        what = "shards of different numbers" if counts else "no shards"
-        raise UserError(f"{folder} holds {what}; say with --shards how many there are.")
+        content = "shards of different numbers" if counts else "no shards"
+        raise UserError(f"{folder} holds {content}; say with --shards how many there are.")
     return counts.pop()
 
 
@@ -279,6 +279,6 @@ def _same_file(path: Path, record: Record) -> bool:
         return False
 
 
-def _some(words: Sequence[str]) -> str:
-    more = f" and {len(words) - _NAMED:,} more" if len(words) > _NAMED else ""
-    return ", ".join(words[:_NAMED]) + more
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -56,8 +56,8 @@ class Window:
     def usable(self) -> bool:
         """Whether the standard allows it. Files with a width of 0 exist; their window says nothing."""
         least = 1.0 if self.function == "LINEAR" else np.nextafter(0.0, 1.0)
-        known = self.function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-        return known and bool(np.isfinite([self.centre, self.width]).all()) and self.width >= least
+        supported = self.function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+        return supported and bool(np.isfinite([self.centre, self.width]).all()) and self.width >= least
 
     def __call__(self, values: Values) -> Values:
         """Values in [0,1]."""

@@ -212,7 +212,7 @@ def picture_alone(data: bytes) -> bytes | None:
     """
     if not data.startswith(bytes((0xFF, _START))):
         return None
-    kept, at = [data[:2], _JFIF], 2
+    segments, at = [data[:2], _JFIF], 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
         if marker == _MAY_TURN or marker not in (*_NEEDED, *_LEFT_OUT) or end > len(data):
@@ -225,8 +225,8 @@ def picture_alone(data: bytes) -> bytes | None:
                 return None
             end = after.start()
         if marker in _NEEDED:
-            kept.append(data[at:end])
+            segments.append(data[at:end])
         if marker == _SCAN and data[end + 1] == _END:
-            return b"".join([*kept, data[end : end + 2]])
+            return b"".join([*segments, data[end : end + 2]])
         at = end
     return None

@@ -60,7 +60,7 @@ class Seen:
 
 def most_seen(answers: Iterable[Seen]) -> Seen:
     """Of several models the one that has seen most; of equals the one that says least."""
-    return max(answers, key=lambda seen: (seen.seen, seen.unknown))
+    return max(answers, key=lambda answer: (answer.seen, answer.unknown))
 
 
 def remember_films(out: Path, films: Films, rows: Rows, beside_earlier: bool = False) -> None:
@@ -88,12 +88,12 @@ def changed_films(folder: Path, films: Films, rows: Rows) -> list[str]:
     [record], keys = records, _file_keys(films, rows)
     names = films.manifest.table["image"].iloc[rows].astype(str).tolist()
     before = [dict(_kind_and_key(text) for text in line.split())[FILE] for line in record.lines]
-    there = [(name, key) for name, key in zip(names, keys, strict=True) if key]
+    present = [(name, key) for name, key in zip(names, keys, strict=True) if key]
     gone = [name for name, key in zip(names, keys, strict=True) if not key]
-    if len(there) == len(before):  # in the order of the rows: two films that changed places are noticed too
-        return [name for (name, key), old in zip(there, before, strict=True) if key != old]
+    if len(present) == len(before):  # in the order of the rows: two films that changed places are noticed too
+        return [name for (name, key), old in zip(present, before, strict=True) if key != old]
     # A film that was not there when the run began has no line; with fewer lines than films, that is why.
-    new = [name for name, key in there if key not in record.keys[FILE]]
+    new = [name for name, key in present if key not in record.keys[FILE]]
     return [*(gone if len(gone) > len(rows) - len(before) else []), *new]
 
 
@@ -222,8 +222,8 @@ def _file_keys(films: Films, rows: Rows) -> list[str]:
     Loose films are read from their files, whatever a column of their manifest says about an earlier time.
     """
     manifest, table = films.manifest, films.manifest.table
-    kept = isinstance(films, PackedFilms) and FILE_DIGEST in table
-    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if kept else [""] * len(rows)
+    recorded = isinstance(films, PackedFilms) and FILE_DIGEST in table
+    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if recorded else [""] * len(rows)
     lacking = [number for number, key in enumerate(keys) if not key]
     if lacking:
         digests = source_digests(manifest, [int(rows[number]) for number in lacking], "film keys")

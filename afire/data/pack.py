@@ -172,24 +172,26 @@ def _fill(
     chunks = [todo[start : start + CHUNK] for start in range(0, len(todo), CHUNK)]
     jobs = ((manifest.root, [names[row] for row in rows], rows, target, settings) for rows in chunks)
     with names_path(target), journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
-        for done in chunk_results(jobs, workers if workers is not None else usable_cores()):
-            for row, result in done.items():
+        for chunk in chunk_results(jobs, workers if workers is not None else usable_cores()):
+            for row, result in chunk.items():
                 results[row] = result
                 log.write(json.dumps({"row": row, **result}) + "\n")
             log.flush()
             os.fsync(log.fileno())
-            bar.advance(len(done))
-            name_bad(done, names, manifest.root, on_error, "The films packed so far are kept")
+            bar.advance(len(chunk))
+            name_bad(chunk, names, manifest.root, on_error, "The films packed so far are kept")
 
 
-def name_bad(done: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, kept: str) -> None:
-    """Warn of films that could not be read, or stop at the first of them, saying what is ``kept``."""
-    bad = [(row, result["error"]) for row, result in done.items() if "error" in result]
+def name_bad(
+    results: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, note: str
+) -> None:
+    """Warn of films that could not be read, or stop at the first of them, with a ``note`` of what is kept."""
+    bad = [(row, result["error"]) for row, result in results.items() if "error" in result]
     for row, error in bad:
         logger.warning("skipped %s: %s", names[row], error)
     if bad and on_error == "stop":
         reason = root / bad[0][1].rstrip(".")
-        raise UserError(f"{reason}. {kept}: fix the file and run again, or use --on-error skip.")
+        raise UserError(f"{reason}. {note}: fix the file and run again, or use --on-error skip.")
 
 
 def chunk_results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[int, dict[str, str]]]:
@@ -340,15 +342,15 @@ class PackedFilms:
 
     def altered(self, rows: Sequence[int] | np.ndarray) -> dict[int, str]:
         """Those of ``rows`` whose pixels are not those that were packed, each with a message."""
-        asked = np.asarray(rows, dtype=np.int64)
-        for row in np.unique(asked[~self._compared[asked]]).tolist():
+        indices = np.asarray(rows, dtype=np.int64)
+        for row in np.unique(indices[~self._compared[indices]]).tolist():
             if pixel_digest(self._images[self._rows[row]].data) != self._digests[row]:
                 self._altered[row] = (
                     f"{self.folder}: the pixels of {self.manifest.table['image'].iloc[row]} (row {row}) are not those "
                     "that were packed; the same `afire data pack` again repairs it."
                 )
             self._compared[row] = True
-        return {row: self._altered[row] for row in asked.tolist() if row in self._altered} if self._altered else {}
+        return {row: self._altered[row] for row in indices.tolist() if row in self._altered} if self._altered else {}
 
     def to_unit(self, raw_BSS: torch.Tensor) -> torch.Tensor:
         """Stored values to float32 (B, 1, S, S) in [0,1], on the device they are on."""
@@ -445,11 +447,11 @@ def config_for(config: Config, source: Path) -> Config:
     if not is_pack(source):
         return config
     packed, image = read_summary(source).settings, config.image
-    given = image.model_fields_set
-    fit, voi = (getattr(image if name in given else packed, name) for name in ("fit", "voi"))
+    explicit = image.model_fields_set
+    fit, voi = (getattr(image if name in explicit else packed, name) for name in ("fit", "voi"))
     _refuse_other_reading(packed, fit, voi, str(source))
     # Taken over is not given: weights that say otherwise are refused by name, as those of other films.
-    adopted = ImageConfig.model_construct(given, **{**image.model_dump(), "fit": fit, "voi": voi})
+    adopted = ImageConfig.model_construct(explicit, **{**image.model_dump(), "fit": fit, "voi": voi})
     return config.model_copy(update={"image": adopted})
 
 
@@ -459,12 +461,12 @@ def check_reading(films: Films, image: ImageConfig) -> None:
 
 
 def _refuse_other_reading(films: Films | PackSettings, fit: Fit, voi: Voi, source: str) -> None:
-    for name, wanted in (("fit", fit), ("voi", voi)):
+    for name, setting in (("fit", fit), ("voi", voi)):
         stored = getattr(films, name)
-        if stored != wanted:
+        if stored != setting:
             raise UserError(
-                f"{source} was made with {name} {stored}, but the settings or the weights say image.{name} {wanted}; "
-                f"pack the films with --{name} {wanted}, or use settings and weights with image.{name} {stored}."
+                f"{source} was made with {name} {stored}, but the settings or the weights say image.{name} {setting}; "
+                f"pack the films with --{name} {setting}, or use settings and weights with image.{name} {stored}."
             )
 
 

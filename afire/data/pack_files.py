@@ -103,10 +103,10 @@ class ShardedArray:
             place = int(np.searchsorted(self._ends, rows, side="right"))
             row: np.ndarray = self._map(place)[rows - self._rows[place].start]
             return row
-        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
-        for place, asked in self._by_shard(rows):
-            found[asked] = self._map(place)[rows[asked] - self._rows[place].start]
-        return found
+        images = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        for place, positions in self._by_shard(rows):
+            images[positions] = self._map(place)[rows[positions] - self._rows[place].start]
+        return images
 
     def _by_shard(self, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """Shards, and where in ``rows`` theirs stand."""
@@ -115,8 +115,8 @@ class ShardedArray:
             yield place, np.flatnonzero(places == place)
 
     def _map(self, place: int) -> np.ndarray:
-        if (known := self._mapped.get(place)) is not None:
-            return known
+        if (array := self._mapped.get(place)) is not None:
+            return array
         file = shard_file(self.folder, self._shards[place])
         try:
             mapped: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)

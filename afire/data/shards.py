@@ -123,8 +123,8 @@ def packer(job: Mapping[str, Any]) -> Do:
 
     def pack_one(shard: Shard, names: Sequence[str]) -> int:
         rows = shard.rows(job["films"])
-        known = _OnlyThese(job["films"], dict(zip(rows, names, strict=True)))
-        store = ShardStore(out, STEM, SUFFIX, shard.count, job["identity"], known, disks=disks)
+        names_by_row = _OnlyThese(job["films"], dict(zip(rows, names, strict=True)))
+        store = ShardStore(out, STEM, SUFFIX, shard.count, job["identity"], names_by_row, disks=disks)
         record = store.read(shard)
         if record is not None and not _changed(root, record["films"]):
             return 0
@@ -168,10 +168,10 @@ def _fill(
     places = range(len(names))
     chunks = [list(places[start : start + CHUNK]) for start in range(0, len(names), CHUNK)]
     jobs = ((root, [names[place] for place in chunk], chunk, path, settings) for chunk in chunks)
-    found: dict[int, dict[str, str]] = {}
+    entries: dict[int, dict[str, str]] = {}
     with progress("packing", len(names), "films") as bar:
-        for done in chunk_results(jobs, min(workers, len(chunks))):
-            name_bad(done, names, root, on_error, "Whole shards are kept")
-            found.update(done)
-            bar.advance(len(done))
-    return [{"row": rows[place], "image": names[place], **found[place]} for place in places]
+        for results in chunk_results(jobs, min(workers, len(chunks))):
+            name_bad(results, names, root, on_error, "Whole shards are kept")
+            entries.update(results)
+            bar.advance(len(results))
+    return [{"row": rows[place], "image": names[place], **entries[place]} for place in places]

@@ -357,9 +357,9 @@ def _kept_inside(centre_N: Tensor, length_N: Tensor, size: int) -> Tensor:
 
 def donor_rows(rows: Tensor | Sequence[int], count: int, seed: int) -> Tensor:
     """Which films patches are taken from: at most ``count`` of ``rows``, drawn, in rising order."""
-    known = torch.as_tensor(rows, dtype=torch.int64).sort().values
-    draws = keyed(seed ^ _NATURAL, -1, known, 1, 1)[:, 0, 0, 0]
-    return known[draws.argsort(stable=True)[:count]].sort().values
+    numbers = torch.as_tensor(rows, dtype=torch.int64).sort().values
+    draws = keyed(seed ^ _NATURAL, -1, numbers, 1, 1)[:, 0, 0, 0]
+    return numbers[draws.argsort(stable=True)[:count]].sort().values
 
 
 def change_labels(

@@ -114,9 +114,9 @@ class Adam1(MoCo):
         others = self.queue.others(outputs["rows"])
         counts = others & ~self.pruned(outputs["query"])
         contrast = global_mean(self.told_apart(outputs["query"], outputs["key"].detach(), counts))
-        kept = global_mean(counts.sum(dim=1) / others.sum(dim=1).clamp_min(1))
+        share = global_mean(counts.sum(dim=1) / others.sum(dim=1).clamp_min(1))
         keys, owners = of_all(outputs["key"], outputs["rows"])
-        return Losses({"contrast": contrast, "kept": kept}, contrast, {"keys": keys, "owners": owners})
+        return Losses({"contrast": contrast, "kept": share}, contrast, {"keys": keys, "owners": owners})
 
     @torch.no_grad()
     def pruned(self, query_BF: Tensor) -> Tensor:

@@ -352,18 +352,18 @@ class AFiRe(Method):
         labels = token_labels(mask, self.patch_size)
         health = measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
         weights, positions = self.config.losses, len(self.prototypes)
-        told = information(
+        numbers = information(
             positions,
             losses["structure"] if weights.structure else None,
             losses.get("category") if weights.category else None,
         )
         shown = health.shown
-        if "place_information" in told:
-            shown += f", I(token; place) at least {told['place_information']:.2f} of {math.log(positions):.2f} nats"
+        if "place_information" in numbers:
+            shown += f", I(token; place) at least {numbers['place_information']:.2f} of {math.log(positions):.2f} nats"
         if self.by_anatomy:
-            told["place_entropy"] = left = place_entropy(views["place"][:_HEALTH_FILMS], len(self.prototypes))
-            shown += f", position leaves {left:.2f} nats of the place open"
-        return replace(health, numbers={**health.numbers, **told}, shown=shown)
+            numbers["place_entropy"] = entropy = place_entropy(views["place"][:_HEALTH_FILMS], len(self.prototypes))
+            shown += f", position leaves {entropy:.2f} nats of the place open"
+        return replace(health, numbers={**health.numbers, **numbers}, shown=shown)
 
     @torch.no_grad()
     def panels(self, views: Views, count: int) -> list[Panel]:

@@ -236,7 +236,7 @@ class Learner(nn.Module, ABC):
     @property
     def _no_split_modules(self) -> list[str]:
         """The name is accelerate's: the modules that FSDP gathers at once. What lies outside is gathered for a step."""
-        return [Block.__name__] if any(isinstance(part, Block) for part in self.modules()) else []
+        return [Block.__name__] if any(isinstance(module, Block) for module in self.modules()) else []
 
     def flops(self) -> float:
         """Counted floating-point operations of one film in one update, forward and backward; the mean over a run."""

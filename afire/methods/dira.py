@@ -121,14 +121,14 @@ class DiRA(Queued, Restoring):
 
     def _judged(self, patches: Tensor) -> Tensor:
         """What the adversary says of patches (B, L, P), put together."""
-        said: Tensor = self.adversary(unpatchify(patches, self.patch_size, self.grid))
-        return said
+        logits: Tensor = self.adversary(unpatchify(patches, self.patch_size, self.grid))
+        return logits
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         """Of the adversary's turn what it minimises, of the networks' the three losses; keys wait for the queue."""
         if turn == ADVERSARY:
-            told = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
-            return Losses({"adversary": told}, told)
+            telling = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
+            return Losses({"adversary": telling}, telling)
         weights = self.options
         counts = self.queue.others(outputs["rows"])
         terms = {

@@ -178,8 +178,8 @@ class DenseHead(nn.Module):
         *finer, features = levels
         for narrow, merge, level in zip(self.narrow, self.merge, reversed(finer), strict=True):
             features = merge(doubled(narrow(features)) + level)
-        said: Tensor = self.last(features)
-        return said
+        values: Tensor = self.last(features)
+        return values
 
 
 def doubled(features: Tensor) -> Tensor:
@@ -203,12 +203,12 @@ def standardised(images: Tensor) -> Tensor:
 def initialise_conv(module: nn.Module, generator: torch.Generator) -> None:
     """He-normal kernels and matrices, zero biases, in place."""
     gain = nn.init.calculate_gain("leaky_relu", SLOPE)
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            fan_in = part.weight[0].numel()
-            nn.init.normal_(part.weight, std=gain / fan_in**0.5, generator=generator)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            fan_in = layer.weight[0].numel()
+            nn.init.normal_(layer.weight, std=gain / fan_in**0.5, generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 class Adversary(nn.Module):
@@ -224,8 +224,8 @@ class Adversary(nn.Module):
         initialise_conv(self, generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        said: Tensor = self.say(self.stages(images))
-        return said.flatten(1)
+        logits: Tensor = self.say(self.stages(images))
+        return logits.flatten(1)
 
 
 def telling_loss(real: Tensor, fake: Tensor) -> Tensor:

@@ -51,8 +51,8 @@ def follow(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float
 @torch.no_grad()
 def own_part(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor in parts, in the same memory; all of it where it is whole."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 class KeyQueue(nn.Module):
@@ -125,8 +125,8 @@ def nearest_centres(points_ND: Tensor, centres_KD: Tensor) -> tuple[Tensor, Tens
     """The number of the nearest centre of each point (N,), and the distance to it (N,)."""
     chunk = max(_CHUNK // len(centres_KD), 1)
     starts = range(0, len(points_ND), chunk)
-    found = [torch.cdist(points_ND[start : start + chunk], centres_KD).min(dim=1) for start in starts]
-    return torch.cat([one.indices for one in found]), torch.cat([one.values for one in found])
+    chunks = [torch.cdist(points_ND[start : start + chunk], centres_KD).min(dim=1) for start in starts]
+    return torch.cat([nearest.indices for nearest in chunks]), torch.cat([nearest.values for nearest in chunks])
 
 
 def _means(points_ND: Tensor, nearest_N: Tensor, clusters: int) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ class ConvStem(nn.Module):
             nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False)
             for before, after in zip([channels, *widths], widths, strict=False)
         )
-        self.norms = nn.ModuleList(nn.LayerNorm(each, eps=_EPSILON) for each in widths)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels_out, eps=_EPSILON) for channels_out in widths)
         self.proj = nn.Conv2d(widths[-1], width, kernel_size=1)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -51,5 +51,5 @@ class ConvStem(nn.Module):
         """(B, 1, H, W): 1 where a pixel belongs to a patch that is kept, else 0."""
         rows, columns = (side // self.patch_size for side in images.shape[-2:])
         nothing = images.new_zeros(images.shape[0], rows * columns)
-        seen = nothing.scatter(1, keep, 1.0).view(-1, 1, rows, columns)
-        return seen.repeat_interleave(self.patch_size, dim=2).repeat_interleave(self.patch_size, dim=3)
+        visible = nothing.scatter(1, keep, 1.0).view(-1, 1, rows, columns)
+        return visible.repeat_interleave(self.patch_size, dim=2).repeat_interleave(self.patch_size, dim=3)

@@ -48,16 +48,16 @@ class Speed:
     def epochs(self, config: Config, steps_per_epoch: int) -> int:
         """How many epochs take ``training.minutes``; at least one."""
         run, recipe = config.run, config.training
-        each, once = steps_per_epoch * self.step + self.epoch_end, 0.0
+        per_epoch, once = steps_per_epoch * self.step + self.epoch_end, 0.0
         for name, cost in (("checkpoint_epochs", self.checkpoint), (_observing(run), self.observers)):
             every = getattr(run, name)
             if not every:
                 continue
             if name in run.model_fields_set:
-                each += cost / every
+                per_epoch += cost / every
             else:  # stretched with the run: as often in a long run as in a short one
                 once += cost * math.ceil(recipe.epochs / every)
-        return max(1, math.floor((60 * recipe.minutes - once) / each))
+        return max(1, math.floor((60 * recipe.minutes - once) / per_epoch))
 
 
 def _observing(run: RunConfig) -> str:
@@ -125,9 +125,9 @@ def as_begun(config: Config, folder: RunFolder) -> Config | None:
     return None
 
 
-def budget_message(given: Config, settled: Config, films: int, speed: Speed | None, steps_per_epoch: int) -> str:
+def budget_message(config: Config, settled: Config, films: int, speed: Speed | None, steps_per_epoch: int) -> str:
     """What was derived, for people; empty where nothing was."""
-    before, after = given.training, settled.training
+    before, after = config.training, settled.training
     if speed is not None:
         why = (
             f"{before.minutes:g} minutes at {speed.step:.3g} s a step of {before.batch_size} films and "
@@ -153,31 +153,31 @@ def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tupl
     The training part comes from ``split``, else from the manifest's own column; a manifest without either is all
     training. Where no film is known to be normal or not, all are taken, and the message says so.
     """
-    rows, part = _training_rows(manifest, split)
+    rows, subset = _training_rows(manifest, split)
     normal = manifest.table["normal"].to_numpy()[rows]
     if np.isnan(normal).all():
-        return rows, f"using all {len(rows):,} {part}: no labels say which are normal, so all are taken as normal"
+        return rows, f"using all {len(rows):,} {subset}: no labels say which are normal, so all are taken as normal"
     chosen = rows[normal == 1]
     if len(chosen) == 0:
-        raise UserError(f"none of the {len(rows):,} {part} is labelled normal; pre-training needs normal films.")
+        raise UserError(f"none of the {len(rows):,} {subset} is labelled normal; pre-training needs normal films.")
     unknown = int(np.isnan(normal).sum())
     without = f", {unknown:,} without a label left out" if unknown else ""
-    return chosen, f"using {len(chosen):,} normal films of {len(rows):,} {part}{without}"
+    return chosen, f"using {len(chosen):,} normal films of {len(rows):,} {subset}{without}"
 
 
 def labelled_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
     """Rows of training films with a label, normal or not, and a message that says how many of how many."""
-    rows, part = _training_rows(manifest, split)
+    rows, subset = _training_rows(manifest, split)
     columns = ["normal", *(LABEL_PREFIX + name for name in manifest.labels)]
     chosen = rows[manifest.table[columns].notna().any(axis=1).to_numpy()[rows]]
     if len(chosen) == 0:
-        raise UserError(f"none of the {len(rows):,} {part} has a label; learning from labels needs some.")
-    return chosen, f"using {len(chosen):,} films with labels of {len(rows):,} {part}"
+        raise UserError(f"none of the {len(rows):,} {subset} has a label; learning from labels needs some.")
+    return chosen, f"using {len(chosen):,} films with labels of {len(rows):,} {subset}"
 
 
-def run_labels(manifest: Manifest, rows: np.ndarray, asked: Sequence[str] = ()) -> Labels:
-    """The labels of the films in ``rows``, and of no others; all that there are unless some are ``asked`` for."""
-    names, truth = task_labels(manifest, asked, "--set options.labels=[...]")
+def run_labels(manifest: Manifest, rows: np.ndarray, chosen: Sequence[str] = ()) -> Labels:
+    """The labels of the films in ``rows``, and of no others; all there are unless some are ``chosen``."""
+    names, truth = task_labels(manifest, chosen, "--set options.labels=[...]")
     return Labels(tuple(names), torch.from_numpy(rows), torch.from_numpy(truth[rows]).float())
 
 

@@ -205,8 +205,8 @@ def any_process(accelerator: Accelerator, verdict: bool) -> bool:
 def agree(accelerator: Accelerator, finite: bool, signal: int, save: bool) -> Flags:
     """One small exchange a step: what any process knows, all of them act on, at the same step."""
     mine = torch.tensor([0 if finite else 1, signal, int(save)], device=accelerator.device)
-    not_finite, received, wanted = distributed.maximum(mine).tolist()
-    return Flags(bool(not_finite), received, bool(wanted))
+    not_finite, received, save_due = distributed.maximum(mine).tolist()
+    return Flags(bool(not_finite), received, bool(save_due))
 
 
 def on_first_process(accelerator: Accelerator, write: Callable[[], None], what: str) -> None:
@@ -272,14 +272,14 @@ def settle(accelerator: Accelerator, shard: Shard, plugin: FullyShardedDataParal
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether the weights of a model lie in parts."""
-    return bool(_parts(model))
+    return bool(_sharded_modules(model))
 
 
 def compile_networks(model: nn.Module, accelerator: Accelerator) -> None:
     """``torch.compile``, of the whole or, before it is sharded, of each block: what is gathered at once."""
-    blocks = [part for part in model.modules() if isinstance(part, Block)]
-    for part in blocks if blocks and accelerator.is_fsdp2 else [model]:
-        part.compile()
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for module in blocks if blocks and accelerator.is_fsdp2 else [model]:
+        module.compile()
 
 
 @contextmanager
@@ -288,19 +288,19 @@ def gathered(model: nn.Module) -> Iterator[None]:
 
     For what one process does alone, and for networks that are called otherwise than through ``forward``.
     """
-    parts = _parts(model)
-    hooks = [(part._forward_pre_hooks, part._forward_hooks) for part in parts]
-    for part in parts:
-        part.unshard()
+    modules = _sharded_modules(model)
+    hooks = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    for module in modules:
+        module.unshard()
         # FSDP's hooks gather, let go and note in which order: a process alone would wait for the others, or they later
         # for it. Nothing else hangs on a network of a learner.
-        part._forward_pre_hooks, part._forward_hooks = OrderedDict(), OrderedDict()
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
     try:
         yield
     finally:
-        for part, (before, after) in zip(parts, hooks, strict=True):
-            part._forward_pre_hooks, part._forward_hooks = before, after
-            part.reshard()
+        for module, (before, after) in zip(modules, hooks, strict=True):
+            module._forward_pre_hooks, module._forward_hooks = before, after
+            module.reshard()
 
 
 def in_full_precision(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -308,6 +308,6 @@ def in_full_precision(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     return {name: at_least_float32(value) if value.is_floating_point() else value for name, value in outputs.items()}
 
 
-def _parts(model: nn.Module) -> list[Any]:
+def _sharded_modules(model: nn.Module) -> list[Any]:
     """The modules that are gathered at once, the root among them; none where nothing is sharded."""
-    return [part for part in model.modules() if hasattr(part, "reshard") and hasattr(part, "unshard")]
+    return [module for module in model.modules() if hasattr(module, "reshard") and hasattr(module, "unshard")]

@@ -145,9 +145,9 @@ def _settled(
     else:
         speed = _measured(config, learner, films, folder.path.parent, rows, device, observers(config))
         settled = lasting(config, speed.epochs(config, steps_per_epoch))
-    said = budget_message(config, settled, count, speed, steps_per_epoch)
-    if said and os.environ.get("RANK", "0") == "0":
-        logger.info("%s", said)
+    message = budget_message(config, settled, count, speed, steps_per_epoch)
+    if message and os.environ.get("RANK", "0") == "0":
+        logger.info("%s", message)
     return settled
 
 
@@ -193,8 +193,8 @@ class Pretraining(Trainer):
     ) -> None:
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         config = complete(config, learner)
-        asked = learner.asked_labels(config)
-        labels = run_labels(films.manifest, rows, asked) if learner.learns_from_labels else None
+        label_names = learner.asked_labels(config)
+        labels = run_labels(films.manifest, rows, label_names) if learner.learns_from_labels else None
         self.config = config = learner.settled(config, len(rows), labels.names if labels else ())
         self.observers, recipe = observers, config.training
         if not learner.trains and start is None:

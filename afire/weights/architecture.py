@@ -136,8 +136,12 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _three(numbers: object) -> tuple[float, ...]:
-    if isinstance(numbers, Sequence) and len(numbers) == 3 and all(isinstance(one, int | float) for one in numbers):
-        return tuple(float(one) for one in numbers)
+    if (
+        isinstance(numbers, Sequence)
+        and len(numbers) == 3
+        and all(isinstance(number, int | float) for number in numbers)
+    ):
+        return tuple(float(number) for number in numbers)
     return ()
 
 

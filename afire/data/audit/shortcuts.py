@@ -256,15 +256,15 @@ def _of_label(
     generator: np.random.Generator,
 ) -> Iterator[Shortcut]:
     for feature in features:
-        kept = subsets.only(feature.values.notna().to_numpy())
-        if kept.enough(positive):
+        usable = subsets.only(feature.values.notna().to_numpy())
+        if usable.enough(positive):
             guess = guess_from_one(feature, positive)
-            learned = auc(guess(kept.learn, kept.learn), positive[kept.learn])
+            learned = auc(guess(usable.learn, usable.learn), positive[usable.learn])
             shortcut = Shortcut(
-                label, feature.name, feature.group, "", learned, *_judge(guess, positive, kept, generator)
+                label, feature.name, feature.group, "", learned, *_judge(guess, positive, usable, generator)
             )
             if not feature.is_category:
-                larger = larger_is_positive(feature, positive, kept.learn)
+                larger = larger_is_positive(feature, positive, usable.learn)
                 shortcut = replace(shortcut, direction="larger" if larger else "smaller")
             yield shortcut
     joint: tuple[tuple[str, Group, tuple[Group, ...]], ...] = (
@@ -284,9 +284,9 @@ def _of_edges(
     edges_NE: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> Iterator[Shortcut]:
-    kept = subsets.only(~np.isnan(edges_NE[:, 0]))
-    if kept.enough(positive):
-        yield _fitted(label, EDGE, "edge", guess_from_edge(edges_NE, positive), positive, kept, generator)
+    usable = subsets.only(~np.isnan(edges_NE[:, 0]))
+    if usable.enough(positive):
+        yield _fitted(label, EDGE, "edge", guess_from_edge(edges_NE, positive), positive, usable, generator)
 
 
 def _fitted(

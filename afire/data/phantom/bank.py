@@ -179,9 +179,9 @@ class PhantomBank:
         try:
             with progress("drawing phantoms", count, "films") as bar:
                 for start, piece in in_processes(draw_piece, jobs, processes):
-                    for each in fields(cls):
-                        part = getattr(piece, each.name)
-                        getattr(bank, each.name)[start : start + len(part)] = part
+                    for field in fields(cls):
+                        values = getattr(piece, field.name)
+                        getattr(bank, field.name)[start : start + len(values)] = values
                     bar.advance(len(piece))
         except BrokenProcessPool:
             raise UserError(

@@ -29,10 +29,10 @@ def airway(frame: Frame, thorax: Thorax) -> Array:
     bronchi = tubes(frame, np.stack([right, left]), radius)
     # the windpipe runs along the pixels' columns, where sampled tubes would show stripes: a formula does not
     half = np.float32(0.8 if thorax.patient.female else 0.92)
-    part = frame.columns(-2.5 + frame.turned(-1), 2.5 + frame.turned(-1))
-    x, y = (grid[part] for grid in frame.grid)
+    region = frame.columns(-2.5 + frame.turned(-1), 2.5 + frame.turned(-1))
+    x, y = (grid[region] for grid in frame.grid)
     lean = np.float32(-0.02) * (y - np.float32(thorax.patient.apex)) + np.float32(frame.turned(-1))
-    bronchi[part] += 2 * half * dome(np.square((x - lean) / half)) * smoothstep(0.7 - y)
+    bronchi[region] += 2 * half * dome(np.square((x - lean) / half)) * smoothstep(0.7 - y)
     return bronchi
 
 
@@ -99,13 +99,13 @@ def vessels(frame: Frame, tree: Tree) -> Array:
 def _add_haze(vessels: Array, frame: Frame) -> None:
     """Around the hila many small vessels and nodes add up to a soft shadow."""
     for centre_x, centre_y in ((-3.9, 2.4), (3.9, 1.2)):
-        part = frame.columns(centre_x - 4, centre_x + 4)
-        x, y = (grid[part] for grid in frame.grid)
+        region = frame.columns(centre_x - 4, centre_x + 4)
+        x, y = (grid[region] for grid in frame.grid)
         across, down = (
             (x - np.float32(centre_x)) * np.float32(1 / 1.6),
             (y - np.float32(centre_y)) * np.float32(1 / 2.6),
         )
-        vessels[part] += np.float32(2.6) * np.exp(-across * across - down * down)
+        vessels[region] += np.float32(2.6) * np.exp(-across * across - down * down)
 
 
 @dataclass

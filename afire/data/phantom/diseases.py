@@ -249,9 +249,9 @@ def thickened_pleura(chest: Chest, rng: np.random.Generator, side: int, severity
     depth = np.float32(thick) * waves * along
     share = smoothstep((depth - from_edge) * np.float32(1 / 0.3) + np.float32(0.3)) * chest.side(side)
     share = share * np.minimum(along * 4, 1)
-    seen = np.clip(chest.lung * np.float32(1.2), 0, 1) * (chest.inside.behind <= 0)
-    chest.water = chest.water + np.float32(between(1.0, 4.0, severity)) * share * seen
-    return share * seen  # type: ignore[no-any-return]
+    visibility = np.clip(chest.lung * np.float32(1.2), 0, 1) * (chest.inside.behind <= 0)
+    chest.water = chest.water + np.float32(between(1.0, 4.0, severity)) * share * visibility
+    return share * visibility  # type: ignore[no-any-return]
 
 
 def atelectasis(chest: Chest, rng: np.random.Generator, side: int, severity: float) -> Array:
@@ -272,9 +272,9 @@ def atelectasis(chest: Chest, rng: np.random.Generator, side: int, severity: flo
         inside = np.minimum(slant - out, (y - np.float32(1.5)) * np.float32(0.7))
     share = smoothstep(inside * np.float32(1.2)) * chest.side(side)
     share = share * (np.float32(0.85) + np.float32(0.15) * np.clip(mottle(rng, chest.frame, 1.5), -1, 1))
-    seen = np.clip(chest.lung * np.float32(0.6), 0, 1)
+    visibility = np.clip(chest.lung * np.float32(0.6), 0, 1)
     chest.fill(np.float32(between(0.2, 0.9, severity)) * share)
-    return share * seen * (chest.inside.behind <= 0) * np.float32(1.3)  # type: ignore[no-any-return]
+    return share * visibility * (chest.inside.behind <= 0) * np.float32(1.3)  # type: ignore[no-any-return]
 
 
 def _plates(chest: Chest, rng: np.random.Generator, side: int, severity: float) -> Array:

@@ -132,8 +132,8 @@ class PhantomFilm:
 
     def where(self, name: str) -> Bools:
         """The map (S, S) of one part of the anatomy."""
-        part: Bools = self.anatomy[ANATOMY.index(name)]
-        return part
+        region: Bools = self.anatomy[ANATOMY.index(name)]
+        return region
 
 
 def draw_film(
@@ -247,8 +247,8 @@ def _afflict(chest: Chest, seed: int, index: int, severities: Mapping[str, float
 
 def _kept(mask: Bools, visible: Bools) -> Bools:
     """What can be seen of a mask; all of it where that would be nothing."""
-    seen: Bools = mask & visible
-    return seen if seen.any() else mask
+    shown: Bools = mask & visible
+    return shown if shown.any() else mask
 
 
 def bounds(label: str, mask: Bools) -> Box:

@@ -178,19 +178,19 @@ class Objects:
 
 def draw_objects(rng: np.random.Generator, frame: Frame, thorax: Thorax) -> Objects:
     """Everything of a film that is neither anatomy nor disease, but for its edges."""
-    found = Objects()
-    found.gas, found.bubble = _gas(rng, frame, thorax)
+    objects = Objects()
+    objects.gas, objects.bubble = _gas(rng, frame, thorax)
     shadow = Shadow(frame)
     likely = 1.6 if thorax.pose.view == "AP" else 0.8
     for name, (share, draw) in DEVICES.items():
         if rng.random() < share * likely:
             draw(shadow, rng, thorax)
-            found.names.append(name)
+            objects.names.append(name)
     _calcium(shadow, rng, thorax)
     if not shadow.empty:
-        found.dense = shadow.image()
-    found.soft = _folds_and_scars(rng, frame, thorax)
-    return found
+        objects.dense = shadow.image()
+    objects.soft = _folds_and_scars(rng, frame, thorax)
+    return objects
 
 
 def _gas(rng: np.random.Generator, frame: Frame, thorax: Thorax) -> tuple[Array, NDArray[np.bool_]]:
@@ -202,22 +202,22 @@ def _gas(rng: np.random.Generator, frame: Frame, thorax: Thorax) -> tuple[Array,
     if rng.random() < 0.75:
         half = (rng.uniform(1.4, 3.6), rng.uniform(0.9, 2.0))
         centre = (p.width * rng.uniform(0.3, 0.6), thorax.resting_domes[1] + rng.uniform(1.2, 3.2))
-        part = _window(frame, centre, half)
-        px, py = x[part], y[part]
+        window = _window(frame, centre, half)
+        px, py = x[window], y[window]
         ball = dome(_away(px, py, centre, half))
         ball *= smoothstep((py - thorax.diaphragm(px)) * np.float32(1 / 0.6) - np.float32(0.6))
         if rng.random() < 0.5:
             ball *= smoothstep((np.float32(centre[1] + 0.4 * half[1]) - py) * np.float32(4))
-        bubble[part] = ball > 0.25
-        gas[part] += np.float32(rng.uniform(1.0, 5.0)) * ball
+        bubble[window] = ball > 0.25
+        gas[window] += np.float32(rng.uniform(1.0, 5.0)) * ball
     for _ in range(int(rng.integers(0, 6))):
         centre = (rng.uniform(-0.8, 0.9) * p.width, thorax.base + rng.uniform(0, 8))
         half = (rng.uniform(0.6, 2.0), rng.uniform(0.5, 1.2))
         strength = rng.uniform(0.5, 2.0)
-        part = _window(frame, centre, (1.8 * half[0], 1.8 * half[1]))
-        px, py = x[part], y[part]
+        window = _window(frame, centre, (1.8 * half[0], 1.8 * half[1]))
+        px, py = x[window], y[window]
         under = smoothstep((py - thorax.diaphragm(px)) * np.float32(1 / 0.6) - np.float32(0.6))
-        gas[part] += np.float32(strength) * np.exp(np.float32(-1.5) * _away(px, py, centre, half)) * under
+        gas[window] += np.float32(strength) * np.exp(np.float32(-1.5) * _away(px, py, centre, half)) * under
     return gas, bubble
 
 
@@ -313,7 +313,7 @@ class Edges:
     @property
     def visible(self) -> NDArray[np.bool_] | None:
         """Where the body can be seen, if not everywhere."""
-        hiding = [part > 0.5 for part in (self.light, self.border) if part is not None]
+        hiding = [layer > 0.5 for layer in (self.light, self.border) if layer is not None]
         return np.logical_and.reduce(hiding) if hiding else None
 
 
@@ -325,7 +325,7 @@ def draw_edges(rng: np.random.Generator, frame: Frame, thorax: Thorax) -> Edges:
         steps = (np.arange(frame.size, dtype=np.float32) + 0.5) / frame.size
         margins = rng.uniform(0, 0.045, 4) * (rng.random(4) < 0.6)
         inside = [np.minimum(steps - low, 1 - high - steps) for low, high in (margins[:2], margins[2:])]
-        shares = [np.clip(part * np.float32(frame.size) + 0.5, 0, 1).astype(np.float32) for part in inside]
+        shares = [np.clip(distance * np.float32(frame.size) + 0.5, 0, 1).astype(np.float32) for distance in inside]
         border, grey = shares[0][:, None] * shares[1], float(rng.choice([0.0, 0.0, 0.9, rng.uniform(0, 0.3)]))
     letters = _letters(rng, frame, thorax.pose.view) if rng.random() < 0.85 else None
     return Edges(light, letters, border, grey)
@@ -340,13 +340,13 @@ def _letters(rng: np.random.Generator, frame: Frame, view: str) -> Array:
     lean = np.deg2rad(rng.normal(0, 8))
     turn = np.array([[np.cos(lean), np.sin(lean)], [-np.sin(lean), np.cos(lean)]])
     x0, y0 = frame.at(aside, level)
-    words = [(letter, 0.0, 0.0, 1.0)]
+    signs = [(letter, 0.0, 0.0, 1.0)]
     if rng.random() < 0.3:
-        words += [(sign, 0.15 + 0.3 * place, 1.25, 0.35) for place, sign in enumerate(view)]
+        signs += [(sign, 0.15 + 0.3 * place, 1.25, 0.35) for place, sign in enumerate(view)]
     thick = rng.uniform(0.06, 0.1) * height
-    lines = np.concatenate([_STROKES[sign] * small - 0.5 + [right, down] for sign, right, down, small in words])
+    lines = np.concatenate([_STROKES[sign] * small - 0.5 + [right, down] for sign, right, down, small in signs])
     lines = lines * height @ turn + [x0, y0]
-    thin = np.concatenate([np.full(len(_STROKES[sign]), np.sqrt(small)) for sign, _, _, small in words])
+    thin = np.concatenate([np.full(len(_STROKES[sign]), np.sqrt(small)) for sign, _, _, small in signs])
     shadow = Shadow(frame)
     flat = np.concatenate([lines, np.zeros((*lines.shape[:2], 1))], axis=-1)
     shadow.add(flat, np.repeat(thick * thin[:, None], lines.shape[1], axis=1))

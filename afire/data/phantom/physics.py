@@ -78,15 +78,15 @@ def _monotone_cubic(at: Floats, values: Floats, count: int) -> Array:
     return curve
 
 
-def _closed_curve(angle: Floats, radius: Floats, wanted: Floats) -> Array:
-    """Radius at the ``wanted`` angles of a smooth outline through the points, which are sorted by angle."""
+def _closed_curve(angle: Floats, radius: Floats, at: Floats) -> Array:
+    """Radius at the angles ``at`` of a smooth outline through the points, which are sorted by angle."""
     turn = 2 * np.pi
     angle = np.concatenate([angle[-2:] - turn, angle, angle[:2] + turn])
     radius = np.concatenate([radius[-2:], radius, radius[:2]])
     steep = (radius[2:] - radius[:-2]) / (angle[2:] - angle[:-2])
-    piece = np.searchsorted(angle, wanted, side="right") - 1
+    piece = np.searchsorted(angle, at, side="right") - 1
     width = (angle[1:] - angle[:-1])[piece]
-    t = (wanted - angle[piece]) / width
+    t = (at - angle[piece]) / width
     start, stop = radius[piece], radius[piece + 1]
     first, last = steep[piece - 1] * width, steep[piece] * width
     bend, lean = 2 * (start - stop) + first + last, 3 * (stop - start) - 2 * first - last
@@ -212,8 +212,8 @@ def blurred(image: Array, deviation: float, frame: Frame) -> Array:
         result: Array = gaussian_filter(image, (down, across), mode="nearest", truncate=3)
         return result
     cells = frame.size // factor
-    kept = image[: cells * factor, : cells * factor]
-    coarse = kept.reshape(cells, factor, cells * factor).mean(axis=1).reshape(cells, cells, factor).mean(axis=2)
+    square = image[: cells * factor, : cells * factor]
+    coarse = square.reshape(cells, factor, cells * factor).mean(axis=1).reshape(cells, cells, factor).mean(axis=2)
     # the B-spline and the averaging blur too: a third of a cell and a twelfth of one, in squares
     sigma = [np.sqrt(max(0.1, (side / factor) ** 2 - 1 / 3)) for side in (down, across)]
     smooth = gaussian_filter(coarse, sigma, mode="nearest", truncate=3)
@@ -294,7 +294,7 @@ class Shadow:
         """Add a plate with rounded corners, a centimetre thick; ``strength`` is what its middle adds."""
         counts = [int(np.ceil(2 * side / (0.6 * self.frame.pixel))) for side in half]
         steps = [((np.arange(count) + 0.5) / count * 2 - 1) * side for count, side in zip(counts, half, strict=True)]
-        u, v = (part.ravel() for part in np.meshgrid(*steps))
+        u, v = (grid.ravel() for grid in np.meshgrid(*steps))
         inside = (np.abs(u) / half[0]) ** 4 + (np.abs(v) / half[1]) ** 4 < 1
         u, v = u[inside], v[inside]
         x, y = centre[0] + u * np.cos(turn) - v * np.sin(turn), centre[1] + u * np.sin(turn) + v * np.cos(turn)
@@ -324,8 +324,8 @@ class Shadow:
         columns = np.clip(np.concatenate(self._columns) + np.float32(1), 0, size + 1)
         # Only the part between the outermost samples: a letter should not cost as much as the ribs.
         top, left = int(rows.min()), int(columns.min())
-        part = _spread(rows - np.float32(top), columns - np.float32(left), np.concatenate(self._mass))
-        margin[top : top + part.shape[0], left : left + part.shape[1]] = part
+        patch = _spread(rows - np.float32(top), columns - np.float32(left), np.concatenate(self._mass))
+        margin[top : top + patch.shape[0], left : left + patch.shape[1]] = patch
         return margin[1:-2, 1:-2]
 
 
@@ -344,9 +344,9 @@ def _spread(rows: Floats, columns: Floats, mass: Floats) -> NDArray[np.float64]:
     right_mass = mass * (columns - left).astype(np.float64)
     low = (rows - top).astype(np.float64)
     total = np.zeros(high * wide)
-    for shift, part in ((0, mass - right_mass), (1, right_mass)):
-        low_part = part * low
-        for further, weights in ((shift, part - low_part), (shift + wide, low_part)):
+    for shift, share in ((0, mass - right_mass), (1, right_mass)):
+        low_part = share * low
+        for further, weights in ((shift, share - low_part), (shift + wide, low_part)):
             sums = np.bincount(cells, weights=weights)
             total[further : further + sums.size] += sums
     return total.reshape(high, wide)

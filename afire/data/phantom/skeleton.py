@@ -170,7 +170,7 @@ def _add_spine(bone: Array, frame: Frame, thorax: Thorax) -> _Bools:
     middle, _ = frame.project(np.zeros(1), np.full(1, frame.centre[1]))
     reach = int((6.5 + p.bend[0]) / frame.extent[0] * frame.size)
     band = np.s_[:, max(0, int(middle[0]) - reach) : int(middle[0]) + reach]  # nothing of it lies further out
-    x, y = (part[band] for part in frame.grid)
+    x, y = (grid[band] for grid in frame.grid)
     across = x - thorax.spine(y)
     aside = np.abs(across)
     half = np.float32(1.6) + np.float32(0.022) * (y - np.float32(p.apex))

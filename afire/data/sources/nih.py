@@ -174,21 +174,21 @@ def with_readers(table: pd.DataFrame, names: pd.Series, path: Path) -> pd.DataFr
             f"{', '.join(source.columns[:20])}."
         )
     findings = findings if whole else list(FOUR_FINDINGS)
-    said = pd.DataFrame(
+    answers = pd.DataFrame(
         {name: _as_numbers(source, name, path) for name in (*findings, *([_READERS_ABNORMAL] if whole else []))}
     )
-    said = said.set_index(read).reindex(names).reset_index(drop=True)
-    normal = 1 - said.pop(_READERS_ABNORMAL) if whole else _without_the_four(said, table["normal"])
+    answers = answers.set_index(read).reindex(names).reset_index(drop=True)
+    normal = 1 - answers.pop(_READERS_ABNORMAL) if whole else _without_the_four(answers, table["normal"])
     was_read = pd.Series(names.isin(read).to_numpy())
-    kept = table["normal"].where(~was_read & (table["split"] != "test"), normal)
+    verdict = table["normal"].where(~was_read & (table["split"] != "test"), normal)
     logger.info("radiologists read %s of the %s films of the table", f"{was_read.sum():,}", f"{len(table):,}")
-    return table.assign(normal=kept).join(said.add_prefix(LABEL_PREFIX).add_suffix(" (read)"))
+    return table.assign(normal=verdict).join(answers.add_prefix(LABEL_PREFIX).add_suffix(" (read)"))
 
 
 def _as_numbers(source: pd.DataFrame, name: str, path: Path) -> pd.Series:
-    words = source[name].str.strip().str.upper()
-    numbers = words.map(_ANSWERS)
-    wrong = numbers.isna() & (words != "")
+    texts = source[name].str.strip().str.upper()
+    numbers = texts.map(_ANSWERS)
+    wrong = numbers.isna() & (texts != "")
     if wrong.any():
         raise UserError(
             f"{path}: column {name!r} holds {source[name][wrong].iloc[0]!r}; expected YES, NO, 1, 0 or empty."
@@ -196,11 +196,11 @@ def _as_numbers(source: pd.DataFrame, name: str, path: Path) -> pd.Series:
     return numbers
 
 
-def _without_the_four(said: pd.DataFrame, by_report: pd.Series) -> pd.Series:
+def _without_the_four(answers: pd.DataFrame, by_report: pd.Series) -> pd.Series:
     """0 with one of the four, 1 with none of them and a report without a finding, else unknown."""
-    found, none = (said == 1).any(axis=1), (said == 0).all(axis=1)
-    normal = pd.Series(float("nan"), index=said.index).mask(none & (by_report == 1), 1.0)
-    return normal.mask(found, 0.0)
+    positive, none = (answers == 1).any(axis=1), (answers == 0).all(axis=1)
+    normal = pd.Series(float("nan"), index=answers.index).mask(none & (by_report == 1), 1.0)
+    return normal.mask(positive, 0.0)
 
 
 OPACITY = "Lung Opacity"

@@ -197,13 +197,15 @@ def _named_findings(cells: pd.Series, columns: Columns) -> pd.DataFrame:
 def _present(table: pd.DataFrame, root: Path, csv: Path) -> pd.DataFrame:
     """Rows whose film is on disk; a mask that is not there is left out with a warning."""
     films = set(list_films(root, look_inside=True))
-    kept = keep_present(table, table["image"].where(table["image"].isin(films)), root, csv)
-    if "mask" in kept:
-        lost = (kept["mask"] != "") & ~kept["mask"].isin(films)
+    present = keep_present(table, table["image"].where(table["image"].isin(films)), root, csv)
+    if "mask" in present:
+        lost = (present["mask"] != "") & ~present["mask"].isin(films)
         if lost.any():
-            logger.warning("%s masks, such as %s, are not in %s", f"{lost.sum():,}", kept["mask"][lost].iloc[0], root)
-            kept["mask"] = kept["mask"].where(~lost, "")
-    return kept
+            logger.warning(
+                "%s masks, such as %s, are not in %s", f"{lost.sum():,}", present["mask"][lost].iloc[0], root
+            )
+            present["mask"] = present["mask"].where(~lost, "")
+    return present
 
 
 def patients_from_pattern(films: Sequence[str], pattern: str | None) -> list[str]:
