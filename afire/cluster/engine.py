@@ -70,7 +70,7 @@ def connected(address: str | None, processes: int | None = None) -> Iterator[Any
     if find_spec("ray") is None:
         raise UserError('--engine ray needs Ray; run pip install "afire[ray]".')
     module = sys.modules.get("ray")
-    if module is not None and module.is_initialized():  # whoever connected ends it, too
+    if module is not None and module.is_initialized():  # the block that connected also disconnects
         yield module
         return
     prepare(address)
@@ -102,7 +102,7 @@ def prepare(address: str | None) -> None:
     os.environ[MODE] = "token"
     if address is None:
         os.environ[TOKEN] = secrets.token_hex(32)  # known to the processes of this command only
-        os.environ.setdefault(NICENESS, "0")  # Ray's own 15 would let everything else of the machine go first
+        os.environ.setdefault(NICENESS, "0")  # Ray's default of 15 would give way to every other program
         os.environ[_LOOPBACK_NODES] = "0"
         return
     if is_loopback(address):
@@ -157,10 +157,10 @@ def _do_once(version: str, work: Work, shard: Shard, piece: Any) -> int:
 
 
 class _Holder:
-    """An actor: what is made once, and shard after shard."""
+    """An actor: opens weights and films once, then computes shard after shard."""
 
     def ready(self, version: str, work: Work) -> None:
-        """Answers when all is made. Not the constructor, of whose errors Ray keeps the text alone."""
+        """Returns when everything is open. Not in the constructor: of its errors Ray keeps only the text."""
         _same_version(version)
         self._do: Do = work.make(work.settings)
 
@@ -169,7 +169,7 @@ class _Holder:
 
 
 def _sent(work: Work) -> Work:
-    """Without what stays here: other machines are told the piece itself."""
+    """The work as other machines get it: without ``piece``, whose result is sent with each shard."""
     return Work(work.what, work.make, work.settings, keeps=work.keeps, gpus=work.gpus)
 
 
@@ -192,7 +192,7 @@ def _as_tasks(ray: Any, work: Work, shards: Sequence[Shard], processes: int | No
 
 
 def _on_actors(ray: Any, work: Work, shards: Sequence[Shard], processes: int | None, bar: Progress) -> int:
-    """Actors get a shard when they are free. One that dies is replaced, and its shard goes back to those that wait."""
+    """An actor gets a shard when it is free. One that dies is replaced, and its shard waits again."""
     kind = ray.remote(_Holder).options(num_cpus=1, num_gpus=work.gpus, max_restarts=0)
     actors = min(len(shards), processes or _room(ray, work.gpus))
     waiting, tries, rows = deque(shards), Counter[Shard](), 0
@@ -236,7 +236,7 @@ def _room(ray: Any, gpus: int) -> int:
 
 
 def _next(ray: Any, running: Mapping[Any, Any]) -> Any:
-    """Whatever is done first."""
+    """The reference of the task that finishes first."""
     while True:
         finished, _ = ray.wait(list(running), timeout=_SECONDS_BETWEEN_WARNINGS)
         if finished:
@@ -247,7 +247,7 @@ def _next(ray: Any, running: Mapping[Any, Any]) -> Any:
 
 
 def _result(ray: Any, reference: Any) -> Any:
-    """What a shard ran into is raised here as it was there; that its process has died remains an error of Ray."""
+    """An error of a shard is raised here as it was there; a process that died remains an error of Ray."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:

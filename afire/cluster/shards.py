@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from afire.errors import UserError
 
-MOST = 4096  # shards: each is a file, and a folder of more is no pleasure
+MOST = 4096  # shards: each is a file, and larger folders are slow to list
 _NAME = re.compile(r"(\d{5})-of-(\d{5})")
 Engine = Literal["local", "ray"]
 
@@ -59,7 +59,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def check_count(count: int) -> int:
-    """``count`` if it is a number of shards that can be."""
+    """``count``, if it is a possible number of shards."""
     if not 1 <= count <= MOST:
         raise UserError(f"{count} shards: choose between 1 and {MOST:,}.")
     return count
@@ -71,13 +71,13 @@ def all_shards(count: int) -> list[Shard]:
 
 
 def shard_of_name(name: str) -> Shard | None:
-    """The shard that a file's name speaks of, if it does."""
+    """The shard in a file's name, if there is one."""
     match = _NAME.search(name)
     return Shard(int(match[1]), int(match[2])) if match else None
 
 
 def shards_asked(count: int | None, shard: str | None, finish: bool = False) -> tuple[int | None, Shard | None]:
-    """``--shards`` and ``--shard`` as they were typed: the number of shards, and the one that is asked for."""
+    """The number of shards and the chosen one, from ``--shards`` and ``--shard`` as they were typed."""
     chosen = parse_shard(shard) if shard is not None else None
     if finish and chosen is not None:
         raise UserError("--finish is for all shards together; leave out --shard.")
@@ -90,7 +90,7 @@ Do = Callable[[Shard, Any], int]
 
 
 def nothing(_: Shard) -> None:
-    """No shard needs more than all of them."""
+    """For work whose shards need nothing of their own."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
     FOLDER/images-00003-of-00064.npy     what was computed
     FOLDER/images-00003-of-00064.json    the record: of what, which rows, the hash of the file
 
-A shard without a record is not there. A temporary file carries host, process and a random word in its name, so that any
-number of processes may write one shard at the same time: whoever is last replaces a file by the same bytes. What a
-killed process left is removed by whoever writes the shard next on its machine, and by :meth:`ShardStore.finish`.
+A shard without a record does not count. A temporary file carries host, process and a random word in its name, so that
+any number of processes may write one shard at the same time: the last one replaces a file by the same bytes. What a
+killed process left is removed by the next one that writes the shard on its machine, and by :meth:`ShardStore.finish`.
 
 A shard may lie on another disk; a link in the folder then leads to it.
 """
@@ -28,7 +28,7 @@ from afire.errors import UserError
 from afire.files import ORDINARY_MODE, names_path, sha256_file, sha256_text
 
 FORMAT = 1
-WRITING = ".writing-"  # how the name of everything starts that is not yet whole
+WRITING = ".writing-"  # prefix of files that are not yet whole
 _READERS = 4
 _NAMED = 3  # films in a message
 Record = dict[str, Any]
@@ -160,7 +160,7 @@ class ShardStore:
         link.replace(data)
 
     def _remove_left(self, shard: Shard) -> None:
-        """What processes of this machine that are no more have left of a shard."""
+        """Remove files of a shard that ended processes of this machine left behind."""
         for name in (self._place(shard), self.record(shard)):
             for leftover in name.parent.glob(f"{WRITING}{name.name}-{_host()}-*"):
                 if not _is_alive(leftover.name.removeprefix(f"{WRITING}{name.name}-{_host()}-").partition("-")[0]):
@@ -168,7 +168,7 @@ class ShardStore:
 
 
 class _Wrong:
-    """What is wrong with the rows of some shards, in words."""
+    """Collects what is wrong with the rows of shards, for one message."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -206,7 +206,7 @@ class _Wrong:
 
 
 def begun_count(folder: Path, stem: str) -> int:
-    """How many shards there are to be, by the records that are there."""
+    """The number of shards, by the records in the folder."""
     shards = (shard_of_name(file.name) for file in folder.glob(f"{stem}-*-of-*.json"))
     counts = {shard.count for shard in shards if shard is not None}
     if len(counts) != 1:

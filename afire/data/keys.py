@@ -5,9 +5,9 @@ size, bit depth, fit or VOI, which keep it in a column. ``packed-224-8-squash-au
 be compared between packs of equal settings only; it stands in where the source file is gone.
 
 A run and a detector keep ``films.txt``, a line of keys (``kind:digest``) for each film they were trained on, and in
-``pretrain/films.txt`` the films of the weights they started from. Keys are one-way: they tell nothing about a film to
-who does not have it. Earlier versions wrote bare keys that do not say of what: those can show that a film was seen, and
-that it was not only where other films of the same data match.
+``pretrain/films.txt`` the films of the weights they started from. Keys are one-way: without the film they tell nothing
+about it. Earlier versions wrote bare keys that do not say of what: those can show that a film was seen, and that it was
+not only where other films of the same data match.
 
 A copy in another format or re-compressed is another file, and nothing here finds it; ``afire data check`` does.
 """
@@ -32,7 +32,7 @@ BEHIND = "pretrain"  # folder with the record of the weights that a run or a det
 _FITTED = "adapt"  # folder of a detector with the record of its own training
 _CHECKPOINTS = "checkpoints"
 FILE = "file"
-DRAWN = "drawn"  # films that a method drew itself: nobody has them, and they are no other film
+DRAWN = "drawn"  # films that a method drew itself, which equal no real film
 _OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of earlier versions: hashes of a pack's digest, of a path
 _OLD = (_OLD_PIXELS, _OLD_PATH)
 _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no film
@@ -40,7 +40,7 @@ _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no fi
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of ``films`` a model has seen, and of how many that cannot be said."""
+    """How many of ``films`` a model has seen, and for how many this is unknown."""
 
     films: int
     seen: int = 0
@@ -59,7 +59,7 @@ class Seen:
 
 
 def most_seen(answers: Iterable[Seen]) -> Seen:
-    """Of several models the one that has seen most; of equals the one that says least."""
+    """The answer of the model that has seen most; among equals, the one with most unknown films."""
     return max(answers, key=lambda answer: (answer.seen, answer.unknown))
 
 
@@ -67,7 +67,7 @@ def remember_films(out: Path, films: Films, rows: Rows, beside_earlier: bool = F
     """Write the keys of a run's films into its folder.
 
     ``beside_earlier`` keeps those that are there: a run that went on with other films has seen both. A record of bare
-    keys is replaced, because beside it nothing could be said of any film.
+    keys is replaced, because it would leave every film unknown.
     """
     keys = _keys(films, rows, [kind for kind in _kinds(films) if kind not in _OLD])
     lines = [" ".join(f"{kind}:{key}" for kind, key in film) for film in keys if film]
@@ -80,7 +80,7 @@ def remember_films(out: Path, films: Films, rows: Rows, beside_earlier: bool = F
 def changed_films(folder: Path, films: Films, rows: Rows) -> list[str]:
     """Names of loose films whose files are gone or have other bytes than when ``rows`` were recorded in ``folder``.
 
-    A pack answers for its films itself, by its hash. A record of an earlier version cannot tell, nor can none at all.
+    A pack is checked by its hash instead. Empty where there is no record, or one of an earlier version.
     """
     records = [] if isinstance(films, PackedFilms) else _read_records(folder)
     if not records or FILE not in records[0].complete:
@@ -163,10 +163,10 @@ def _home(path: Path) -> Path | None:
 
 
 def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> Seen:
-    """Look every film up in all records; one that is in none, and of which some record cannot speak, is unknown."""
+    """Look every film up in all records; one that is in none, where some record is inconclusive, is unknown."""
     seen, unknown = np.zeros(len(rows), bool), np.full(len(rows), not records)
     for record in records:
-        if record.keys.keys() == {DRAWN}:  # whoever drew all of its films has seen no other
+        if record.keys.keys() == {DRAWN}:  # it drew all of its films, so it has seen no other
             continue
         kinds = [kind for kind in _kinds(films) if _stored_as(kind) in record.keys]
         conclusive = {kind for kind in kinds if _is_conclusive(kind, record, films)}

@@ -352,7 +352,7 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
 
     try:
         arrow = pq.read_table(path, partitioning=None)  # a folder called a=b must not become a column
-        arrow.validate(full=True)  # a damaged text would be noticed by whoever looks at it first
+        arrow.validate(full=True)  # else a damaged text is noticed only when it is read
         table = arrow.to_pandas()
     except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

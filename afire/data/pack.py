@@ -7,7 +7,8 @@
 While packing, ``images.npy.part`` is filled chunk by chunk and ``journal.jsonl`` says which chunks are on disk, so a
 kill loses at most the chunks in flight and a rerun continues. A skipped film keeps its (empty) row: rows never move,
 and once the file is fixed a rerun fills it in. A rerun packs films again whose file has changed since, or whose pixels
-are not those that were stored: in a finished pack into a copy, so that whoever reads the pack keeps what they have.
+are not those that were stored: in a finished pack into a copy, so that programs that read the pack keep what they
+opened.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def pack_chunk(
                 data = read_file(path := inside_root(root, name))
                 film, info = decode_film(path, data, voi=settings.voi)
             except ImageError as error:
-                # Where the films lie is nobody's business but of who packs them: reasons are kept with the pack.
+                # Reasons are kept with the pack, which may be passed on: they must not show where the films lie.
                 results[row] = {"error": str(error).replace(f"{root}{os.sep}", ""), "file": file_digest(data)}
                 continue
             square = fit_square(film, settings.size, settings.fit)

@@ -49,12 +49,12 @@ def pixel_digest(pixels: bytes | memoryview) -> str:
 
 
 def source_digests(manifest: Manifest, rows: Sequence[int], what: str) -> list[str]:
-    """Of the files of ``rows``, empty where there is none; ``what`` is said on the screen meanwhile."""
+    """Of the files of ``rows``, empty where there is none; ``what`` is shown with the progress."""
     return files_digests(manifest.root, manifest.table["image"].iloc[list(rows)].tolist(), what)
 
 
 def files_digests(root: Path, names: Sequence[str], what: str) -> list[str]:
-    """Of the files ``names`` in ``root``, empty where there is none; ``what`` is said on the screen meanwhile."""
+    """Of the files ``names`` in ``root``, empty where there is none; ``what`` is shown with the progress."""
     with ThreadPoolExecutor(_READERS) as readers:  # reading waits for the disk
         digests = readers.map(lambda name: _source_digest(root, name), names)
         return list(track(digests, what, len(names), "films"))
@@ -65,13 +65,13 @@ def _source_digest(root: Path, name: str) -> str:
         path = inside_root(root, name)
         status = path.stat()
         return _digest_of_file(path, status.st_size, status.st_mtime_ns)
-    except (OSError, UserError):  # no such file, or a link out of the root: whoever reads the film will say so
+    except (OSError, UserError):  # no such file, or a link out of the root: reading the film gives the message
         return ""
 
 
 @lru_cache(maxsize=1 << 20)
 def _digest_of_file(path: Path, _size: int, _modified: int) -> str:
-    """Once for each film in a process: several seeds and folds ask for the same."""
+    """Computed once for each film in a process: several seeds and folds need the same."""
     return file_digest(path.read_bytes())
 
 

@@ -135,7 +135,7 @@ def packer(job: Mapping[str, Any]) -> Do:
 
 
 class _OnlyThese(Sequence[str]):
-    """The names of some rows of many: whoever packs a shard is told no others."""
+    """The names of the rows of one shard, indexed by row; other names are not sent."""
 
     def __init__(self, total: int, names: Mapping[int, str]) -> None:
         self._total, self._names = total, names

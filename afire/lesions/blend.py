@@ -83,7 +83,7 @@ def _sources(film_NPP: Tensor, patch_NPP: Tensor, mixed_N: Tensor) -> Tensor:
 
 
 def _solve(sources_NPP: Tensor, height_N: Tensor, width_N: Tensor) -> Tensor:
-    """What has these sources inside of each box and is 0 on its border and beyond."""
+    """The surface with these sources inside each box, 0 on its border and beyond."""
     rows, row_values = _sines(height_N, sources_NPP.shape[1])
     columns, column_values = _sines(width_N, sources_NPP.shape[2])
     waves = rows @ sources_NPP @ columns

@@ -110,7 +110,7 @@ def corrupted(
 
 
 def noise_for(keys_B: Tensor, side: int) -> Tensor:
-    """Even noise (B, 1, side, side) in [0, 1) that follows from a key each."""
+    """Uniform noise (B, 1, side, side) in [0, 1), from one key for each film."""
     numbers = nth_of_stream(keys_B[:, None], torch.arange(side * side, device=keys_B.device))
     return unit(numbers & _DRAWN).view(-1, 1, side, side)
 

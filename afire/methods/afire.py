@@ -67,7 +67,7 @@ class Branch(nn.Module):
 
 
 class PrototypeBank(nn.Module):
-    """One vector for each place: the running mean of what the teacher says there about normal films.
+    """One vector for each place: the running mean of the teacher's assignments there on normal films.
 
     Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation. With
     ``own_places``, which are not in every film, it remembers which of them have been ``met``; one that has not is
@@ -96,7 +96,7 @@ class PrototypeBank(nn.Module):
 
     @torch.no_grad()
     def store(self, prototypes: Tensor, tokens: Tensor | None = None) -> None:
-        """Take over what :meth:`moved` gave."""
+        """Store what :meth:`moved` returned."""
         self.prototypes.copy_(prototypes)
         self.steps += 1
         if tokens is not None:

@@ -258,7 +258,7 @@ class PhantomTaught(Method):
         return 1 + (self.afire.views_per_film if self.afire is not None else 0)
 
     def flops(self) -> float:
-        """As for any learner, on a blank film in place of a bank that nobody has drawn yet."""
+        """As for any learner, on a blank film, because the bank is not drawn yet."""
         drawn, rows = self._bank, self._rows
         self._bank = PhantomBank.blank(1, self.config.image.size, self.cell)
         self._rows = torch.zeros(1, dtype=torch.int64)

@@ -75,7 +75,7 @@ def restored_well(drawn_BLP: Tensor, spoilt_BLP: Tensor, target_BLP: Tensor) -> 
 
 
 def judged(numbers: Mapping[str, float], rules: Iterable[Rule], good: str, shown: str) -> Health:
-    """The first rule that holds; ``good`` in words where none does. A collapse of the encoder comes before all."""
+    """The first rule that holds; ``good`` is the reason where none does. A collapse of the encoder comes before all."""
     rank = numbers["effective_rank"]
     collapse = f"collapse: the encoder's features have one direction left (effective rank {rank:.1f})"
     first: Rule = ("red", rank < 2, collapse)

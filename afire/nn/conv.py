@@ -5,9 +5,9 @@ Group normalisation, not batch normalisation: a film's result then depends on no
 or on several processes gives what the whole batch gives. Doubling is nearest-neighbour and a convolution: transposed
 convolutions leave a checkerboard, which an error map would show.
 
-The adversary tells drawings from films. It gives a logit for every region of a picture, as PatchGAN does (Isola et al.
-2017), because texture gives away what a decoder draws. The two losses are those of the first GAN paper, the drawing
-side in its form that does not saturate (Goodfellow et al. 2014).
+The adversary tells drawn pictures from films. It gives a logit for every region of a picture, as PatchGAN does (Isola
+et al. 2017), because texture gives away what a decoder draws. The two losses are those of the first GAN paper, the
+drawing side in its form that does not saturate (Goodfellow et al. 2014).
 
 Shapes: B images, C channels, S x S pixels, R regions.
 """
@@ -29,7 +29,7 @@ _FLAT = 1e-3  # deviation of an image that has hardly any
 
 
 def norm(channels: int, groups: int = _GROUPS) -> nn.GroupNorm:
-    """In ``groups`` of equally many channels, or as many below that as divide them."""
+    """In ``groups`` of equally many channels, or in the largest smaller number that divides them."""
     most = next(count for count in range(min(groups, channels), 0, -1) if channels % count == 0)
     return nn.GroupNorm(most, channels)
 

@@ -43,14 +43,14 @@ def follow_network(teacher: nn.Module, student: nn.Module, momentum: float) -> N
 @torch.no_grad()
 def follow(teacher: Iterable[Tensor], student: Iterable[Tensor], momentum: float) -> None:
     """In place and in one fused pass: teacher = momentum * teacher + (1 - momentum) * student."""
-    # Of weights in parts each process moves its own: both networks are cut in the same way.
+    # Of sharded weights each process moves its own shard: both networks are sharded in the same way.
     own, towards = ([own_part(tensor) for tensor in tensors] for tensors in (teacher, student))
     torch._foreach_lerp_(own, towards, 1 - momentum)
 
 
 @torch.no_grad()
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor in parts, in the same memory; all of it where it is whole."""
+    """The shard of a tensor that this process holds, in the same memory; the tensor itself where it is not sharded."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local
 
@@ -58,7 +58,7 @@ def own_part(tensor: Tensor) -> Tensor:
 class KeyQueue(nn.Module):
     """The newest Q keys and whose they are; the oldest make room.
 
-    A place that was not filled yet counts for nothing, so that nothing needs to be made up for the first steps.
+    A place that was not filled yet counts for nothing, so that the first steps need no invented keys.
     """
 
     keys: Tensor

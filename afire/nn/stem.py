@@ -1,6 +1,6 @@
 """A convolutional stem: from pixels to the tokens of a trunk by a few strided convolutions, in place of one matrix.
 
-It is the ``patch_embed`` of a trunk and gives the same grid of tokens, so that nothing behind it can tell.
+It is the ``patch_embed`` of a trunk and gives the same grid of tokens, so that the blocks behind it need no change.
 
 Shapes: B images, C channels, H x W pixels, p patch size, L = (H/p) * (W/p) tokens, D width.
 """
@@ -37,8 +37,8 @@ class ConvStem(nn.Module):
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, L, D). ``keep`` (B, N) are the only patches that will be looked at.
 
-        A convolution looks over the edge of its patch. The others are therefore blank before it: else a token would
-        tell of what is to be hidden.
+        A convolution looks over the edge of its patch. The others are therefore blanked before it, or a token
+        would show what is to be hidden.
         """
         if keep is not None:
             images = images * self._seen(images, keep)

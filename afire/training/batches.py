@@ -61,7 +61,7 @@ class Speed:
 
 
 def _observing(run: RunConfig) -> str:
-    """The setting by which observers look most often."""
+    """The setting that makes observers look most often."""
     return min(("picture_epochs", "probe_epochs"), key=lambda name: getattr(run, name) or math.inf)
 
 
@@ -92,18 +92,18 @@ def lasting(config: Config, epochs: int) -> Config:
 
 
 def _whole(epochs: int, share: float) -> int:
-    """At least one, unless there was none."""
+    """``epochs`` scaled by ``share``, at least one; 0 stays 0."""
     return max(1, round(epochs * share)) if epochs else 0
 
 
 def enough_epochs(config: Config, films: int) -> Config:
-    """With the epochs in which ``films`` are looked at ``training.film_views_min`` times in all, where that is more."""
+    """With as many epochs as ``training.film_views_min`` views of ``films`` need, where that is more."""
     needed = math.ceil(config.training.film_views_min / films)
     return lasting(config, max(needed, config.training.epochs))
 
 
 def in_epochs(config: Config, films: int) -> Config:
-    """The same, said in epochs alone: what studies do, whose trials are to be equally long."""
+    """The same in epochs alone, for studies, whose trials must be equally long."""
     if config.training.minutes:
         raise UserError("training.minutes would make every trial as long as its machine is fast; set training.epochs.")
     settled = enough_epochs(config, films)
@@ -111,9 +111,9 @@ def in_epochs(config: Config, films: int) -> Config:
 
 
 def as_begun(config: Config, folder: RunFolder) -> Config | None:
-    """With the epochs that the run in ``folder`` was begun with; None where it says another budget than ``config``.
+    """With the epochs that the run in ``folder`` began with; None where its budget differs from that of ``config``.
 
-    A run of before there were film views counts epochs, and goes on to do so.
+    A run from before there were film views counts epochs, and continues so.
     """
     if not folder.exists:
         return None
@@ -126,7 +126,7 @@ def as_begun(config: Config, folder: RunFolder) -> Config | None:
 
 
 def budget_message(config: Config, settled: Config, films: int, speed: Speed | None, steps_per_epoch: int) -> str:
-    """What was derived, for people; empty where nothing was."""
+    """A message about the epochs that were derived; empty where none were."""
     before, after = config.training, settled.training
     if speed is not None:
         why = (
@@ -150,7 +150,7 @@ def budget_message(config: Config, settled: Config, films: int, speed: Speed | N
 def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
     """Rows of normal training films, and a message that says how many of how many.
 
-    The training part comes from ``split``, else from the manifest's own column; a manifest without either is all
+    The training subset comes from ``split``, else from the manifest's own column; a manifest without either is all
     training. Where no film is known to be normal or not, all are taken, and the message says so.
     """
     rows, subset = _training_rows(manifest, split)
@@ -221,7 +221,7 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole updates; the remainder of an epoch is left out, other films each time."""
+        """Whole updates; the films that remain are left out, other ones in each epoch."""
         return len(self.rows) * self.passes // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
@@ -249,7 +249,7 @@ class Plan:
 
 
 def _earlier(rows: np.ndarray) -> np.ndarray:
-    """How often each entry stands before itself: 0 for the first of its kind, 1 for the second."""
+    """How often each entry occurs before: 0 for its first occurrence, 1 for its second."""
     order = np.argsort(rows, kind="stable")
     ranked = rows[order]
     first_of_kind = np.searchsorted(ranked, ranked, side="left")

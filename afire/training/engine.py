@@ -41,7 +41,7 @@ _ASKED = "ACCELERATE_USE_FSDP"  # accelerate's own switch, which it leaves set f
 class StopSignals:
     """``with StopSignals() as stop``: ``stop.received`` is the signal's number once one came, else 0.
 
-    A second Ctrl-C is not held back: whoever presses twice means now.
+    A second Ctrl-C is not held back: pressed twice, it means stop at once.
     """
 
     _WATCHED = (signal.SIGTERM, signal.SIGINT)
@@ -67,7 +67,7 @@ class StopSignals:
 
 
 class Rates(NamedTuple):
-    """What the optimiser is told at one step."""
+    """The optimiser's rates at one step."""
 
     learning_rate: float
     weight_decay: float
@@ -141,7 +141,7 @@ def make_accelerator(
     ddp = DistributedDataParallelKwargs(
         broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused_parameters
     )
-    # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
+    # Explicit, because accelerate forms a group of CPU processes only when it is told to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
     plugin = make_plugin(shard)
     try:
@@ -203,7 +203,7 @@ def any_process(accelerator: Accelerator, verdict: bool) -> bool:
 
 
 def agree(accelerator: Accelerator, finite: bool, signal: int, save: bool) -> Flags:
-    """One small exchange a step: what any process knows, all of them act on, at the same step."""
+    """One small exchange a step, so that all processes act at the same step on what any of them knows."""
     mine = torch.tensor([0 if finite else 1, signal, int(save)], device=accelerator.device)
     not_finite, received, save_due = distributed.maximum(mine).tolist()
     return Flags(bool(not_finite), received, bool(save_due))
@@ -222,7 +222,7 @@ def on_first_process(accelerator: Accelerator, write: Callable[[], None], what: 
 
 
 def explain(error: RuntimeError, processes: int, step: int) -> Exception:
-    """A message when another process went away in the middle of an exchange, else the error itself."""
+    """A message when another process ended during an exchange, else the error itself."""
     message = str(error).lower()
     if processes > 1 and any(sign in message for sign in ("gloo", "nccl", "connection", "timed out")):
         return UserError(
@@ -233,7 +233,7 @@ def explain(error: RuntimeError, processes: int, step: int) -> Exception:
 
 
 def make_plugin(shard: Shard) -> FullyShardedDataParallelPlugin | None:
-    """What accelerate is to be told about FSDP; None without it."""
+    """accelerate's settings for FSDP; None without it."""
     if os.environ.get(_ASKED, "false").lower() == "true" and shard != "fsdp":
         raise UserError(f"accelerate was set up for FSDP, but training.shard is {shard}; set training.shard=fsdp.")
     if shard != "fsdp":
@@ -271,7 +271,7 @@ def settle(accelerator: Accelerator, shard: Shard, plugin: FullyShardedDataParal
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether the weights of a model lie in parts."""
+    """Whether the weights of a model are sharded."""
     return bool(_sharded_modules(model))
 
 
@@ -284,7 +284,7 @@ def compile_networks(model: nn.Module, accelerator: Accelerator) -> None:
 
 @contextmanager
 def gathered(model: nn.Module) -> Iterator[None]:
-    """Inside, all weights are whole on every process, and no network waits for another process. A collective call.
+    """Inside the block all weights are whole on every process, and no network waits for another. A collective call.
 
     For what one process does alone, and for networks that are called otherwise than through ``forward``.
     """

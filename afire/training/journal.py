@@ -150,7 +150,7 @@ class Journal(ABC):
         sys.stderr.flush()
 
     def say(self, message: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self._mode == "off":
             return
         start = "\r\033[K" if self._mode == "bar" else ""
@@ -220,12 +220,12 @@ class TaskJournal(Journal):
             self.note_best(metric, value, epoch)
 
     def note_best(self, metric: str, value: float, epoch: int) -> None:
-        """What the live line says from now on."""
+        """Show the best value in the live line from now on."""
         self.best = f" | best {metric} {value:.3f} (epoch {epoch})"
 
 
 def run_page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """The text of the page."""
+    """The text of ``README.md`` of a run: how it ended."""
     losses = ", ".join(f"{name} {value:.4f}" for name, value in summary["losses"].items())
     colour, reason = summary["health"]
     encoder, epochs = config.encoder, config.training.epochs

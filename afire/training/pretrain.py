@@ -132,7 +132,7 @@ def _settled(
     device: str,
     observers: Callable[[Config], Sequence[Observer]],
 ) -> Config:
-    """The settings with the number of epochs that the run is begun with, or was."""
+    """The settings with the number of epochs that the run begins with, or began with."""
     begun = as_begun(config, folder) if resume else None
     if begun is not None:
         return begun
@@ -160,7 +160,7 @@ def _measured(
     device: str,
     observers: Sequence[Observer],
 ) -> Speed:
-    """What a short trial of the run, of which nothing is kept, says about its speed; the same on every process."""
+    """The speed of the run, measured in a short trial that leaves no files; the same on every process."""
     longer = lasting(config, _LONG * config.training.epochs)
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-trial-", dir=beside) as name, RunFolder(Path(name)) as folder:
@@ -245,7 +245,7 @@ class Pretraining(Trainer):
         self.judged: Losses | None = None
 
     def _read(self, rows: Tensor) -> Tensor:
-        """Films of some rows as images; in place of a bad one the film behind it."""
+        """Films of some rows as images; a bad film is replaced by the next one."""
         return self.images(Reader(self.films, self.plan.rows, self.run.on_bad_film).read(rows.numpy()))
 
     def _make_optimizers(self) -> None:
@@ -339,7 +339,7 @@ class Pretraining(Trainer):
                 self._backward(self._look(self.wrapped, self.views), joined, sizes, number)
 
     def _look(self, networks: nn.Module, views: Views) -> Outputs:
-        """What the networks say, in full precision whatever they are computed in."""
+        """The networks' outputs, in full precision whatever they are computed in."""
         with self.accelerator.autocast():
             outputs: Outputs = networks(views)
         # Elsewhere accelerate does it in `prepare`.
@@ -449,7 +449,7 @@ class Pretraining(Trainer):
 
 
 def _read_health(stored: Mapping[str, Any] | None) -> Health | None:
-    """Of a checkpoint; those of version 0.1 have the numbers alone, and say nothing about them."""
+    """The health in a checkpoint; those of version 0.1 hold only its numbers."""
     return Health(**stored) if stored and "numbers" in stored else None
 
 
@@ -491,7 +491,7 @@ class _Trial(Pretraining):
         """Only in the measurement."""
 
     def make_journal(self) -> PretrainingJournal:
-        """One that says and writes nothing."""
+        """A journal that shows and writes nothing."""
         self.journal = PretrainingJournal(
             self.folder.path,
             first_step=0,

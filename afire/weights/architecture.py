@@ -48,7 +48,7 @@ TIMM = "timm:"
 
 @dataclass(frozen=True)
 class Architecture:
-    """Of an encoder in a file. ``heads`` are as many as such a width usually has, unless somebody says them."""
+    """Of an encoder in a file. ``heads`` are as many as such a width usually has, unless a file says otherwise."""
 
     width: int
     depth: int
@@ -131,7 +131,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         content = read_json(file)
     except UserError:
-        return {}  # somebody else's file, which says nothing to us
+        return {}  # a file of another program, which we cannot read
     return content if isinstance(content, dict) else {}
 
 

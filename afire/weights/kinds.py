@@ -71,7 +71,7 @@ class Weights(ABC):
     """The folder of the fitted detector that lies with them."""
 
     def __init__(self, name: str, settings: Config | None, network: str | None) -> None:
-        """``settings``: their own, else those that were asked for; None where nobody says the architecture."""
+        """``settings``: their own, else those that were asked for; None where the architecture is unknown."""
         self.name, self._settings, self._network = name, settings, network
 
     @property

@@ -2,7 +2,7 @@
 
 Negatives: the main direction of the films (the leading singular vector of their rank pictures, not centred) does not
 care how many of them are negatives, because a film and its negative span the same line. It says which films disagree;
-which side is the right one is told by anatomy: lungs are darker than spine, belly and shoulders, and the corners are
+anatomy shows which side is the right one: lungs are darker than spine, belly and shoulders, and the corners are
 darkest.
 
 N films, P = 1024 pixels of a rank picture.
@@ -164,7 +164,7 @@ def judge_polarity(ranks_NP: NDArray[np.uint8], views: Sequence[str]) -> Polarit
 
 
 def _spread(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """At most so many of the rows as are needed for a typical film, evenly spaced."""
+    """As many rows as a typical film needs at most, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)]
 
 
