@@ -25,7 +25,7 @@ from cluster_drills.drills import DRILLS, Source, drill
 from cluster_drills.raylets import two_raylets
 from timing import machine
 
-from afire.cluster.ray_engine import connected
+from afire.cluster.engine import connected
 from afire.files import write_json, write_text
 
 HERE = Path(__file__).parent

@@ -28,7 +28,7 @@ from PIL import Image
 from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
 
 from afire.data.decode import fit_square, read_film
-from afire.data.jpeg import picture_alone
+from afire.data.film import picture_alone
 from afire.data.phantom.film import draw_film
 from afire.detect.base import AnomalyDetector, HeatScale, NormalFilms, load_detector
 from afire.detect.choose import Choice, Component

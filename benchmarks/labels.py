@@ -38,7 +38,7 @@ from afire.lesions.augment import augmented
 from afire.lesions.pastes import chests
 from afire.lesions.places import lung_field
 from afire.nn.conv import standardised
-from afire.nn.momentum import follow, twin
+from afire.nn.memory import follow, twin
 from afire.tasks.features import laplacian_variance
 from afire.weights.files import read_tensors
 from afire.weights.hub import BUILTIN

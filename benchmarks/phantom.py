@@ -21,7 +21,7 @@ from typing import Any
 
 from timing import machine, report, seconds
 
-from afire.data.phantom.batch import draw_batch
+from afire.data.phantom.bank import draw_batch
 from afire.data.phantom.film import draw_film
 from afire.data.phantom.write import write_phantom
 

@@ -275,8 +275,7 @@ def pack(
     [cyan]--shards 64 --engine ray[/cyan].
     """
     from afire.cli.options import console
-    from afire.cluster.shards import shards_asked
-    from afire.cluster.work import Where
+    from afire.cluster.shards import Where, shards_asked
     from afire.data.pack import PackSettings, open_manifest
     from afire.data.pack import pack as pack_films
     from afire.data.shards import ShardedPack, begun_shards, pack_sharded

@@ -280,8 +280,7 @@ def run(
     """
     from afire.cli.detect_shards import PackOptions, run_pack
     from afire.cli.options import console
-    from afire.cluster.shards import shards_asked
-    from afire.cluster.work import Where
+    from afire.cluster.shards import Where, shards_asked
     from afire.detect.base import detector_folder, load_detector
     from afire.detect.findings import rule_of
     from afire.detect.run import RunTask, detector_hash, run_detector

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from afire.cluster.shards import Shard
-    from afire.cluster.work import Do, Where
+    from afire.cluster.shards import Do, Shard, Where
     from afire.detect.base import AnomalyDetector
     from afire.detect.findings import FilmResult
     from afire.detect.packed import PackedRun
@@ -67,8 +66,7 @@ def run_pack(
     """Score all shards, or one, or none; the results of all films, unless one shard alone was asked for."""
     from afire.cli.options import print_line
     from afire.cluster.engine import do_shards
-    from afire.cluster.shards import all_shards
-    from afire.cluster.work import Work
+    from afire.cluster.shards import Work, all_shards
     from afire.detect.base import detector_folder
     from afire.detect.findings import JOURNAL
     from afire.detect.packed import begun_run, check_out, finish_run, score_shard, shards_of

@@ -124,7 +124,7 @@ def _drawn(config: Config, split: Path | None) -> tuple[Films, NDArray[np.int64]
     """Rows for films that the method draws itself."""
     import numpy as np
 
-    from afire.data.numbered import NumberedFilms
+    from afire.data.pack import NumberedFilms
     from afire.errors import UserError
     from afire.methods import method_type
 

@@ -293,8 +293,7 @@ def embed(
     import logging
 
     from afire.cli.options import asked_config
-    from afire.cluster.shards import all_shards, shards_asked
-    from afire.cluster.work import Where
+    from afire.cluster.shards import Where, all_shards, shards_asked
     from afire.errors import UserError
     from afire.tasks.feature_shards import EmbedTask, begun_features, embed_shards, finish_features
     from afire.tasks.features import check_name, write_features

@@ -1,14 +1,23 @@
-"""Which rows are in which shard: contiguous pieces in the order of the rows, fixed by the number of rows alone."""
+"""Shards: which rows are in which, the work on them, and where it is done.
+
+Shards are contiguous pieces in the order of the rows, fixed by the number of rows alone. What a shard needs is made
+once a process: ``make(settings)`` opens weights and films and gives a function of a shard, which writes its file and
+returns how many rows it computed (none when the shard was whole already). ``piece`` is what one shard alone needs, so
+that no process is sent a list of all films.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from afire.errors import UserError
 
-MOST = 4096  # shards: each is a file, and a folder of more is no pleasure
+MOST = 4096  # shards: each is a file, and larger folders are slow to list
 _NAME = re.compile(r"(\d{5})-of-(\d{5})")
+Engine = Literal["local", "ray"]
 
 
 @dataclass(frozen=True, order=True)
@@ -50,7 +59,7 @@ def parse_shard(text: str) -> Shard:
 
 
 def check_count(count: int) -> int:
-    """``count`` if it is a number of shards that can be."""
+    """``count``, if it is a possible number of shards."""
     if not 1 <= count <= MOST:
         raise UserError(f"{count} shards: choose between 1 and {MOST:,}.")
     return count
@@ -62,16 +71,48 @@ def all_shards(count: int) -> list[Shard]:
 
 
 def shard_of_name(name: str) -> Shard | None:
-    """The shard that a file's name speaks of, if it does."""
-    found = _NAME.search(name)
-    return Shard(int(found[1]), int(found[2])) if found else None
+    """The shard in a file's name, if there is one."""
+    match = _NAME.search(name)
+    return Shard(int(match[1]), int(match[2])) if match else None
 
 
 def shards_asked(count: int | None, shard: str | None, finish: bool = False) -> tuple[int | None, Shard | None]:
-    """``--shards`` and ``--shard`` as they were typed: the number of shards, and the one that is asked for."""
-    one = parse_shard(shard) if shard is not None else None
-    if finish and one is not None:
+    """The number of shards and the chosen one, from ``--shards`` and ``--shard`` as they were typed."""
+    chosen = parse_shard(shard) if shard is not None else None
+    if finish and chosen is not None:
         raise UserError("--finish is for all shards together; leave out --shard.")
-    if count is not None and one is not None and one.count != check_count(count):
-        raise UserError(f"--shards {count} and --shard {one} speak of different numbers of shards.")
-    return (one.count if one is not None else count if count is None else check_count(count)), one
+    if count is not None and chosen is not None and chosen.count != check_count(count):
+        raise UserError(f"--shards {count} and --shard {chosen} speak of different numbers of shards.")
+    return (chosen.count if chosen is not None else count if count is None else check_count(count)), chosen
+
+
+Do = Callable[[Shard, Any], int]
+
+
+def nothing(_: Shard) -> None:
+    """For work whose shards need nothing of their own."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """``make`` is a function of a module, so that other machines find it; ``settings`` is plain data."""
+
+    what: str  # on the screen meanwhile
+    make: Callable[[Mapping[str, Any]], Do]
+    settings: Mapping[str, Any]
+    piece: Callable[[Shard], Any] = nothing
+    keeps: bool = False  # whether ``make`` is worth keeping: a process of its own holds it for many shards
+    gpus: int = 0  # for each such process
+
+
+@dataclass(frozen=True)
+class Where:
+    """Who computes: this process, or Ray, started here or found at ``address``."""
+
+    engine: Engine = "local"
+    address: str | None = None
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.address is not None and self.engine != "ray":
+            raise UserError("--address is that of a Ray cluster: add --engine ray.")

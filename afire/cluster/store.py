@@ -3,9 +3,9 @@
     FOLDER/images-00003-of-00064.npy     what was computed
     FOLDER/images-00003-of-00064.json    the record: of what, which rows, the hash of the file
 
-A shard without a record is not there. A temporary file carries host, process and a random word in its name, so that any
-number of processes may write one shard at the same time: whoever is last replaces a file by the same bytes. What a
-killed process left is removed by whoever writes the shard next on its machine, and by :meth:`ShardStore.finish`.
+A shard without a record does not count. A temporary file carries host, process and a random word in its name, so that
+any number of processes may write one shard at the same time: the last one replaces a file by the same bytes. What a
+killed process left is removed by the next one that writes the shard on its machine, and by :meth:`ShardStore.finish`.
 
 A shard may lie on another disk; a link in the folder then leads to it.
 """
@@ -28,7 +28,7 @@ from afire.errors import UserError
 from afire.files import ORDINARY_MODE, names_path, sha256_file, sha256_text
 
 FORMAT = 1
-WRITING = ".writing-"  # how the name of everything starts that is not yet whole
+WRITING = ".writing-"  # prefix of files that are not yet whole
 _READERS = 4
 _NAMED = 3  # films in a message
 Record = dict[str, Any]
@@ -116,14 +116,14 @@ class ShardStore:
         damaged = self._damaged(whole)
         wrong.refuse(missing, damaged, self, again)
         for folder in {self.folder, *self.disks, *(self._place(shard).parent for shard in all_shards(self.count))}:
-            for left in folder.glob(f"{WRITING}{self.stem}-*-of-{self.count:05d}*"):
-                left.unlink(missing_ok=True)
+            for leftover in folder.glob(f"{WRITING}{self.stem}-*-of-{self.count:05d}*"):
+                leftover.unlink(missing_ok=True)
         return [entries[row] for row in range(len(self.names))]
 
     def shards_of(self, rows: Sequence[int]) -> list[Shard]:
         """The shards that some rows are in."""
-        asked = set(rows)
-        return [shard for shard in all_shards(self.count) if not asked.isdisjoint(self.rows(shard))]
+        numbers = set(rows)
+        return [shard for shard in all_shards(self.count) if not numbers.isdisjoint(self.rows(shard))]
 
     def _damaged(self, whole: Sequence[tuple[Shard, Record]]) -> list[Shard]:
         with ThreadPoolExecutor(_READERS) as readers:
@@ -160,15 +160,15 @@ class ShardStore:
         link.replace(data)
 
     def _remove_left(self, shard: Shard) -> None:
-        """What processes of this machine that are no more have left of a shard."""
+        """Remove files of a shard that ended processes of this machine left behind."""
         for name in (self._place(shard), self.record(shard)):
-            for left in name.parent.glob(f"{WRITING}{name.name}-{_host()}-*"):
-                if not _is_alive(left.name.removeprefix(f"{WRITING}{name.name}-{_host()}-").partition("-")[0]):
-                    left.unlink(missing_ok=True)
+            for leftover in name.parent.glob(f"{WRITING}{name.name}-{_host()}-*"):
+                if not _is_alive(leftover.name.removeprefix(f"{WRITING}{name.name}-{_host()}-").partition("-")[0]):
+                    leftover.unlink(missing_ok=True)
 
 
 class _Wrong:
-    """What is wrong with the rows of some shards, in words."""
+    """Collects what is wrong with the rows of shards, for one message."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -187,31 +187,31 @@ class _Wrong:
                 entries[row] = entry
 
     def refuse(self, missing: Sequence[int], damaged: Sequence[Shard], store: ShardStore, again: str) -> None:
-        said = []
+        problems = []
         if missing:
             where = _some([str(shard) for shard in store.shards_of(missing)])
             films = _some([self.names[row] for row in missing])
-            said.append(f"{len(missing):,} rows are missing ({films}): run {again} for {where}")
+            problems.append(f"{len(missing):,} rows are missing ({films}): run {again} for {where}")
         if self.doubled:
-            said.append(f"{len(self.doubled):,} rows are there twice ({_some(self.doubled)})")
+            problems.append(f"{len(self.doubled):,} rows are there twice ({_some(self.doubled)})")
         if self.foreign_files or self.foreign:
             files = f"files of something else ({_some(self.foreign_files)})" if self.foreign_files else ""
             films = f"{len(self.foreign):,} foreign rows ({_some(self.foreign)})" if self.foreign else ""
-            said.append(f"there are {' and '.join(word for word in (files, films) if word)}: move them away")
+            problems.append(f"there are {' and '.join(word for word in (files, films) if word)}: move them away")
         if damaged:
             where = _some([str(shard) for shard in damaged])
-            said.append(f"shards {where} are not what their records say: run {again} for them again")
-        if said:
-            raise UserError(f"{store.folder} cannot be finished: {'; '.join(said)}.")
+            problems.append(f"shards {where} are not what their records say: run {again} for them again")
+        if problems:
+            raise UserError(f"{store.folder} cannot be finished: {'; '.join(problems)}.")
 
 
 def begun_count(folder: Path, stem: str) -> int:
-    """How many shards there are to be, by the records that are there."""
-    found = (shard_of_name(file.name) for file in folder.glob(f"{stem}-*-of-*.json"))
-    counts = {shard.count for shard in found if shard is not None}
+    """The number of shards, by the records in the folder."""
+    shards = (shard_of_name(file.name) for file in folder.glob(f"{stem}-*-of-*.json"))
+    counts = {shard.count for shard in shards if shard is not None}
     if len(counts) != 1:
-        what = "shards of different numbers" if counts else "no shards"
-        raise UserError(f"{folder} holds {what}; say with --shards how many there are.")
+        content = "shards of different numbers" if counts else "no shards"
+        raise UserError(f"{folder} holds {content}; say with --shards how many there are.")
     return counts.pop()
 
 
@@ -279,6 +279,6 @@ def _same_file(path: Path, record: Record) -> bool:
         return False
 
 
-def _some(words: Sequence[str]) -> str:
-    more = f" and {len(words) - _NAMED:,} more" if len(words) > _NAMED else ""
-    return ", ".join(words[:_NAMED]) + more
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

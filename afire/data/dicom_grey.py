@@ -54,10 +54,10 @@ class Window:
 
     @property
     def usable(self) -> bool:
-        """Whether the standard allows it. Files with a width of 0 exist; their window says nothing."""
+        """Whether the standard allows it. Files with a width of 0 exist; their window is ignored."""
         least = 1.0 if self.function == "LINEAR" else np.nextafter(0.0, 1.0)
-        known = self.function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-        return known and bool(np.isfinite([self.centre, self.width]).all()) and self.width >= least
+        supported = self.function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+        return supported and bool(np.isfinite([self.centre, self.width]).all()) and self.width >= least
 
     def __call__(self, values: Values) -> Values:
         """Values in [0,1]."""
@@ -93,7 +93,7 @@ class GreyScale:
         return 0, 2**self.bits_stored - 1
 
     def to_modality(self, stored: Values) -> Values:
-        """Stored numbers to the numbers that windows speak of."""
+        """Stored numbers to the numbers that windows are given in."""
         if self.modality_lut is not None:
             return self.modality_lut(stored)
         return stored * self.slope + self.intercept

@@ -3,6 +3,8 @@
 Patient ids become keyed one-way hashes and views come from a fixed list, so that nothing a header says about a person
 gets into a manifest. pydicom and pillow are kept silent while they read: their warnings and log lines quote tag values,
 some of them names.
+
+A JPEG file can be reduced to its picture, which a report may then show without encoding it again.
 """
 
 from __future__ import annotations
@@ -34,6 +36,31 @@ _VIEWS = {
     "LL": "LATERAL", "RL": "LATERAL", "LAT": "LATERAL", "LATERAL": "LATERAL",
     "LEFTLATERAL": "LATERAL", "RIGHTLATERAL": "LATERAL",
 }  # fmt: skip
+Film = NDArray[np.float32]
+# A coloured film: more than this share of pixels whose channels differ by more than this many of 255 levels. JPEG
+# rounding moves the channels of a grey film by a level or two; a coloured marker in a corner does not make a photo.
+_COLOUR_SHARE, _COLOUR_SPREAD = 0.01, 12
+_LOGGERS = (
+    "pydicom",
+    "pydicom.pixels.decoders.base",
+    "pydicom.pixels.utils",
+    "PIL.ImageFile",
+    "PIL.PngImagePlugin",
+    "PIL.TiffImagePlugin",
+)
+# Attributed by stack level, so a warning of pydicom may carry our module's name.
+_MODULES = r"(pydicom|PIL|pylibjpeg|libjpeg|openjpeg|afire\.data)\b"
+_here = threading.local()
+_lock = threading.Lock()
+_readers = 0
+_restore: warnings.catch_warnings[None] | None = None
+_START, _END, _SCAN, _MAY_TURN = 0xD8, 0xD9, 0xDA, 0xE1
+_FRAMES = (0xC0, 0xC2)  # baseline and progressive, which every browser shows
+_NEEDED = (*_FRAMES, 0xC4, 0xDB, 0xDD, _SCAN)  # with tables and the interval of restarts
+_LEFT_OUT = (*range(0xE0, 0xF0), 0xFE)  # what programs write beside the picture, and comments
+_JFIF = b"\xff\xe0\x00\x10JFIF\x00\x01\x01\x00\x00\x01\x00\x01\x00\x00"
+_AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # within a scan, 0xFF is followed by a zero or a restart
+_EIGHT_BITS_ONE_CHANNEL = (8, 1)
 
 
 def hash_patient(patient_id: str, salt: str | None = None) -> str:
@@ -66,29 +93,6 @@ def view_names(texts: pd.Series) -> pd.Series:
     """A column of :func:`view_of`; what is there and is none of them is ``OTHER``."""
     views = {text: view_of(text) or (OTHER_VIEW if text.strip() else "") for text in texts.unique()}
     return texts.map(views)
-
-
-Film = NDArray[np.float32]
-
-# A coloured film: more than this share of pixels whose channels differ by more than this many of 255 levels. JPEG
-# rounding moves the channels of a grey film by a level or two; a coloured marker in a corner does not make a photo.
-_COLOUR_SHARE, _COLOUR_SPREAD = 0.01, 12
-
-_LOGGERS = (
-    "pydicom",
-    "pydicom.pixels.decoders.base",
-    "pydicom.pixels.utils",
-    "PIL.ImageFile",
-    "PIL.PngImagePlugin",
-    "PIL.TiffImagePlugin",
-)
-# Attributed by stack level, so a warning of pydicom may carry our module's name.
-_MODULES = r"(pydicom|PIL|pylibjpeg|libjpeg|openjpeg|afire\.data)\b"
-
-_here = threading.local()
-_lock = threading.Lock()
-_readers = 0
-_restore: warnings.catch_warnings[None] | None = None
 
 
 @dataclass(frozen=True)
@@ -199,3 +203,30 @@ def _leave() -> None:
         if _readers == 0 and _restore is not None:
             _restore.__exit__(None, None, None)
             _restore = None
+
+
+def picture_alone(data: bytes) -> bytes | None:
+    """The same picture, bit by bit, without names, dates, thumbnails and whatever follows it in the file.
+
+    None for what is not a grey JPEG of 8 bits, and where the file may ask for the picture to be turned.
+    """
+    if not data.startswith(bytes((0xFF, _START))):
+        return None
+    segments, at = [data[:2], _JFIF], 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker == _MAY_TURN or marker not in (*_NEEDED, *_LEFT_OUT) or end > len(data):
+            return None
+        if marker in _FRAMES and (data[at + 4], data[at + 9]) != _EIGHT_BITS_ONE_CHANNEL:
+            return None
+        if marker == _SCAN:
+            after = _AFTER_SCAN.search(data, end)
+            if after is None:
+                return None
+            end = after.start()
+        if marker in _NEEDED:
+            segments.append(data[at:end])
+        if marker == _SCAN and data[end + 1] == _END:
+            return b"".join([*segments, data[end : end + 2]])
+        at = end
+    return None

@@ -5,9 +5,9 @@ size, bit depth, fit or VOI, which keep it in a column. ``packed-224-8-squash-au
 be compared between packs of equal settings only; it stands in where the source file is gone.
 
 A run and a detector keep ``films.txt``, a line of keys (``kind:digest``) for each film they were trained on, and in
-``pretrain/films.txt`` the films of the weights they started from. Keys are one-way: they tell nothing about a film to
-who does not have it. Earlier versions wrote bare keys that do not say of what: those can show that a film was seen, and
-that it was not only where other films of the same data match.
+``pretrain/films.txt`` the films of the weights they started from. Keys are one-way: without the film they tell nothing
+about it. Earlier versions wrote bare keys that do not say of what: those can show that a film was seen, and that it was
+not only where other films of the same data match.
 
 A copy in another format or re-compressed is another file, and nothing here finds it; ``afire data check`` does.
 """
@@ -22,9 +22,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.data.digests import source_digests
-from afire.data.numbered import NumberedFilms
-from afire.data.pack import DIGEST, FILE_DIGEST, Films, PackedFilms
+from afire.data.pack import DIGEST, FILE_DIGEST, Films, NumberedFilms, PackedFilms
+from afire.data.pack_files import source_digests
 from afire.files import sha256_text, write_text
 
 Rows = NDArray[np.int64]
@@ -33,7 +32,7 @@ BEHIND = "pretrain"  # folder with the record of the weights that a run or a det
 _FITTED = "adapt"  # folder of a detector with the record of its own training
 _CHECKPOINTS = "checkpoints"
 FILE = "file"
-DRAWN = "drawn"  # films that a method drew itself: nobody has them, and they are no other film
+DRAWN = "drawn"  # films that a method drew itself, which equal no real film
 _OLD_PIXELS, _OLD_PATH = "old-pixels", "old-path"  # bare keys of earlier versions: hashes of a pack's digest, of a path
 _OLD = (_OLD_PIXELS, _OLD_PATH)
 _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no film
@@ -41,7 +40,7 @@ _NOT_RECORDED = "not-recorded"  # in place of keys: reads as one that fits no fi
 
 @dataclass(frozen=True)
 class Seen:
-    """How many of ``films`` a model has seen, and of how many that cannot be said."""
+    """How many of ``films`` a model has seen, and for how many this is unknown."""
 
     films: int
     seen: int = 0
@@ -60,15 +59,15 @@ class Seen:
 
 
 def most_seen(answers: Iterable[Seen]) -> Seen:
-    """Of several models the one that has seen most; of equals the one that says least."""
-    return max(answers, key=lambda seen: (seen.seen, seen.unknown))
+    """The answer of the model that has seen most; among equals, the one with most unknown films."""
+    return max(answers, key=lambda answer: (answer.seen, answer.unknown))
 
 
 def remember_films(out: Path, films: Films, rows: Rows, beside_earlier: bool = False) -> None:
     """Write the keys of a run's films into its folder.
 
     ``beside_earlier`` keeps those that are there: a run that went on with other films has seen both. A record of bare
-    keys is replaced, because beside it nothing could be said of any film.
+    keys is replaced, because it would leave every film unknown.
     """
     keys = _keys(films, rows, [kind for kind in _kinds(films) if kind not in _OLD])
     lines = [" ".join(f"{kind}:{key}" for kind, key in film) for film in keys if film]
@@ -81,7 +80,7 @@ def remember_films(out: Path, films: Films, rows: Rows, beside_earlier: bool = F
 def changed_films(folder: Path, films: Films, rows: Rows) -> list[str]:
     """Names of loose films whose files are gone or have other bytes than when ``rows`` were recorded in ``folder``.
 
-    A pack answers for its films itself, by its hash. A record of an earlier version cannot tell, nor can none at all.
+    A pack is checked by its hash instead. Empty where there is no record, or one of an earlier version.
     """
     records = [] if isinstance(films, PackedFilms) else _read_records(folder)
     if not records or FILE not in records[0].complete:
@@ -89,12 +88,12 @@ def changed_films(folder: Path, films: Films, rows: Rows) -> list[str]:
     [record], keys = records, _file_keys(films, rows)
     names = films.manifest.table["image"].iloc[rows].astype(str).tolist()
     before = [dict(_kind_and_key(text) for text in line.split())[FILE] for line in record.lines]
-    there = [(name, key) for name, key in zip(names, keys, strict=True) if key]
+    present = [(name, key) for name, key in zip(names, keys, strict=True) if key]
     gone = [name for name, key in zip(names, keys, strict=True) if not key]
-    if len(there) == len(before):  # in the order of the rows: two films that changed places are noticed too
-        return [name for (name, key), old in zip(there, before, strict=True) if key != old]
+    if len(present) == len(before):  # in the order of the rows: two films that changed places are noticed too
+        return [name for (name, key), old in zip(present, before, strict=True) if key != old]
     # A film that was not there when the run began has no line; with fewer lines than films, that is why.
-    new = [name for name, key in there if key not in record.keys[FILE]]
+    new = [name for name, key in present if key not in record.keys[FILE]]
     return [*(gone if len(gone) > len(rows) - len(before) else []), *new]
 
 
@@ -164,10 +163,10 @@ def _home(path: Path) -> Path | None:
 
 
 def _compare(records: Sequence[_Record], films: Films, rows: Rows) -> Seen:
-    """Look every film up in all records; one that is in none, and of which some record cannot speak, is unknown."""
+    """Look every film up in all records; one that is in none, where some record is inconclusive, is unknown."""
     seen, unknown = np.zeros(len(rows), bool), np.full(len(rows), not records)
     for record in records:
-        if record.keys.keys() == {DRAWN}:  # whoever drew all of its films has seen no other
+        if record.keys.keys() == {DRAWN}:  # it drew all of its films, so it has seen no other
             continue
         kinds = [kind for kind in _kinds(films) if _stored_as(kind) in record.keys]
         conclusive = {kind for kind in kinds if _is_conclusive(kind, record, films)}
@@ -223,8 +222,8 @@ def _file_keys(films: Films, rows: Rows) -> list[str]:
     Loose films are read from their files, whatever a column of their manifest says about an earlier time.
     """
     manifest, table = films.manifest, films.manifest.table
-    kept = isinstance(films, PackedFilms) and FILE_DIGEST in table
-    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if kept else [""] * len(rows)
+    recorded = isinstance(films, PackedFilms) and FILE_DIGEST in table
+    keys = [str(key) for key in table[FILE_DIGEST].iloc[rows]] if recorded else [""] * len(rows)
     lacking = [number for number, key in enumerate(keys) if not key]
     if lacking:
         digests = source_digests(manifest, [int(rows[number]) for number in lacking], "film keys")

@@ -14,22 +14,26 @@ Columns
 
 Parquet and CSV hold the same table. CSV knows no types, so types follow from the content: a ``meta:`` column in which
 every value is a plainly written number is numeric, any other is text (``007`` stays ``007``).
+
+Shapes: N films, C labels.
 """
 
 from __future__ import annotations
 
 import csv
+import difflib
 import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from afire.data.film import hash_patients, view_names
 from afire.errors import UserError
@@ -46,6 +50,8 @@ _UNKNOWN = ("", "nan", "none", "<na>", "na", "n/a", "null")
 _LEAVES_ROOT = r"^/|^[A-Za-z]:|(?:^|/)\.\.(?:/|$)|[\x00-\x1f\x7f]"
 _EDGE = 1 + 1e-6  # of a box in fractions; sums of rounded fractions may pass 1 by a hair
 _UNTIDY = r"//|(?:^|/)\.(?:/|$)|/$"
+Floats = NDArray[np.float64]
+ABNORMAL = "abnormal"
 
 
 @dataclass(frozen=True)
@@ -346,7 +352,7 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
 
     try:
         arrow = pq.read_table(path, partitioning=None)  # a folder called a=b must not become a column
-        arrow.validate(full=True)  # a damaged text would be noticed by whoever looks at it first
+        arrow.validate(full=True)  # else a damaged text is noticed only when it is read
         table = arrow.to_pandas()
     except (pa.ArrowException, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -384,3 +390,38 @@ def _as_info(text: str) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise json.JSONDecodeError("not an object", text, 0)
     return info
+
+
+def task_labels(
+    manifest: Manifest, labels: Sequence[str] | None = None, option: str = "--labels"
+) -> tuple[list[str], Floats]:
+    """Names (C) and truth (N, C) with NaN for unknown. ``abnormal`` is 1 - normal.
+
+    Without ``labels``: all findings of the manifest, or ``abnormal`` where it has none. ``option`` is what messages
+    call the choice of labels.
+    """
+    names = list(labels) if labels else (manifest.labels or [ABNORMAL])
+    if len(set(names)) < len(names):
+        raise UserError(f"{option} names {next(n for n in names if names.count(n) > 1)!r} more than once.")
+    return names, np.stack([_column(manifest, name, option) for name in names], axis=1)
+
+
+def _column(manifest: Manifest, name: str, option: str) -> Floats:
+    if LABEL_PREFIX + name in manifest.table:
+        values = manifest.table[LABEL_PREFIX + name].to_numpy(np.float64)
+    elif name == ABNORMAL:
+        values = 1 - manifest.table["normal"].to_numpy(np.float64)
+    else:
+        known = [*manifest.labels, ABNORMAL]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UserError(f"the manifest has no label {name!r}{hint} (it has {', '.join(known)}).")
+    if np.isnan(values).all():
+        columns = ["normal", *(LABEL_PREFIX + label for label in manifest.labels)]
+        if manifest.table[columns].notna().any(axis=None):
+            raise UserError(f"no film has a value for label {name}; choose other labels with {option}.")
+        raise UserError(
+            "these films have no labels, and this task needs some; build the manifest from class folders or a table "
+            "(`afire data build classes`, `afire data build csv`)."
+        )
+    return values

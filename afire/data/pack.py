@@ -7,7 +7,8 @@
 While packing, ``images.npy.part`` is filled chunk by chunk and ``journal.jsonl`` says which chunks are on disk, so a
 kill loses at most the chunks in flight and a rerun continues. A skipped film keeps its (empty) row: rows never move,
 and once the file is fixed a rerun fills it in. A rerun packs films again whose file has changed since, or whose pixels
-are not those that were stored: in a finished pack into a copy, so that whoever reads the pack keeps what they have.
+are not those that were stored: in a finished pack into a copy, so that programs that read the pack keep what they
+opened.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import pandas as pd
 
 from afire.config import Config, Fit, ImageConfig, Voi
 from afire.data.decode import decode_film, fit_square, read_file, read_film
-from afire.data.digests import file_digest, pixel_digest
 from afire.data.manifest import META_PREFIX, Manifest, inside_root, make_manifest, read_manifest, write_manifest
-from afire.data.repack import still_packed
-from afire.data.sharded import ShardedArray
+from afire.data.pack_files import ShardedArray, file_digest, pixel_digest, still_packed
 from afire.errors import ImageError, UserError
 from afire.files import (
     folder_lock,
@@ -173,24 +173,26 @@ def _fill(
     chunks = [todo[start : start + CHUNK] for start in range(0, len(todo), CHUNK)]
     jobs = ((manifest.root, [names[row] for row in rows], rows, target, settings) for rows in chunks)
     with names_path(target), journal.open("a", encoding="utf-8") as log, progress("packing", len(todo), "films") as bar:
-        for done in chunk_results(jobs, workers if workers is not None else usable_cores()):
-            for row, result in done.items():
+        for chunk in chunk_results(jobs, workers if workers is not None else usable_cores()):
+            for row, result in chunk.items():
                 results[row] = result
                 log.write(json.dumps({"row": row, **result}) + "\n")
             log.flush()
             os.fsync(log.fileno())
-            bar.advance(len(done))
-            name_bad(done, names, manifest.root, on_error, "The films packed so far are kept")
+            bar.advance(len(chunk))
+            name_bad(chunk, names, manifest.root, on_error, "The films packed so far are kept")
 
 
-def name_bad(done: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, kept: str) -> None:
-    """Warn of films that could not be read, or stop at the first of them, saying what is ``kept``."""
-    bad = [(row, result["error"]) for row, result in done.items() if "error" in result]
+def name_bad(
+    results: Mapping[int, Mapping[str, str]], names: Sequence[str], root: Path, on_error: str, note: str
+) -> None:
+    """Warn of films that could not be read, or stop at the first of them, with a ``note`` of what is kept."""
+    bad = [(row, result["error"]) for row, result in results.items() if "error" in result]
     for row, error in bad:
         logger.warning("skipped %s: %s", names[row], error)
     if bad and on_error == "stop":
         reason = root / bad[0][1].rstrip(".")
-        raise UserError(f"{reason}. {kept}: fix the file and run again, or use --on-error skip.")
+        raise UserError(f"{reason}. {note}: fix the file and run again, or use --on-error skip.")
 
 
 def chunk_results(jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[dict[int, dict[str, str]]]:
@@ -218,7 +220,7 @@ def pack_chunk(
                 data = read_file(path := inside_root(root, name))
                 film, info = decode_film(path, data, voi=settings.voi)
             except ImageError as error:
-                # Where the films lie is nobody's business but of who packs them: reasons are kept with the pack.
+                # Reasons are kept with the pack, which may be passed on: they must not show where the films lie.
                 results[row] = {"error": str(error).replace(f"{root}{os.sep}", ""), "file": file_digest(data)}
                 continue
             square = fit_square(film, settings.size, settings.fit)
@@ -341,15 +343,15 @@ class PackedFilms:
 
     def altered(self, rows: Sequence[int] | np.ndarray) -> dict[int, str]:
         """Those of ``rows`` whose pixels are not those that were packed, each with a message."""
-        asked = np.asarray(rows, dtype=np.int64)
-        for row in np.unique(asked[~self._compared[asked]]).tolist():
+        indices = np.asarray(rows, dtype=np.int64)
+        for row in np.unique(indices[~self._compared[indices]]).tolist():
             if pixel_digest(self._images[self._rows[row]].data) != self._digests[row]:
                 self._altered[row] = (
                     f"{self.folder}: the pixels of {self.manifest.table['image'].iloc[row]} (row {row}) are not those "
                     "that were packed; the same `afire data pack` again repairs it."
                 )
             self._compared[row] = True
-        return {row: self._altered[row] for row in asked.tolist() if row in self._altered} if self._altered else {}
+        return {row: self._altered[row] for row in indices.tolist() if row in self._altered} if self._altered else {}
 
     def to_unit(self, raw_BSS: torch.Tensor) -> torch.Tensor:
         """Stored values to float32 (B, 1, S, S) in [0,1], on the device they are on."""
@@ -400,6 +402,30 @@ class DecodedFilms:
         return torch.stack([self[int(row)] for row in rows])
 
 
+class NumberedFilms:
+    """Films 0 .. ``count`` - 1, all blank: what the loop counts epochs by where a method draws its films itself.
+
+    A run that is given these has seen no real film.
+    """
+
+    def __init__(self, count: int, image: ImageConfig) -> None:
+        names = [f"drawn/{number:06d}" for number in range(count)]
+        self.manifest = make_manifest(pd.DataFrame({"image": names}), Path(), {"builder": "numbered"})
+        self.size, self.fit, self.voi = image.size, image.fit, image.voi
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return self.batch([row])[0]
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> torch.Tensor:
+        """(B, 1, S, S), all zero."""
+        import torch
+
+        return torch.zeros(len(rows), 1, self.size, self.size)
+
+
 def open_films(
     source: Path, root: Path | None = None, size: int = 224, fit: Fit | None = None, voi: Voi | None = None
 ) -> Films:
@@ -422,11 +448,11 @@ def config_for(config: Config, source: Path) -> Config:
     if not is_pack(source):
         return config
     packed, image = read_summary(source).settings, config.image
-    given = image.model_fields_set
-    fit, voi = (getattr(image if name in given else packed, name) for name in ("fit", "voi"))
+    explicit = image.model_fields_set
+    fit, voi = (getattr(image if name in explicit else packed, name) for name in ("fit", "voi"))
     _refuse_other_reading(packed, fit, voi, str(source))
     # Taken over is not given: weights that say otherwise are refused by name, as those of other films.
-    adopted = ImageConfig.model_construct(given, **{**image.model_dump(), "fit": fit, "voi": voi})
+    adopted = ImageConfig.model_construct(explicit, **{**image.model_dump(), "fit": fit, "voi": voi})
     return config.model_copy(update={"image": adopted})
 
 
@@ -436,12 +462,12 @@ def check_reading(films: Films, image: ImageConfig) -> None:
 
 
 def _refuse_other_reading(films: Films | PackSettings, fit: Fit, voi: Voi, source: str) -> None:
-    for name, wanted in (("fit", fit), ("voi", voi)):
+    for name, setting in (("fit", fit), ("voi", voi)):
         stored = getattr(films, name)
-        if stored != wanted:
+        if stored != setting:
             raise UserError(
-                f"{source} was made with {name} {stored}, but the settings or the weights say image.{name} {wanted}; "
-                f"pack the films with --{name} {wanted}, or use settings and weights with image.{name} {stored}."
+                f"{source} was made with {name} {stored}, but the settings or the weights say image.{name} {setting}; "
+                f"pack the films with --{name} {setting}, or use settings and weights with image.{name} {stored}."
             )
 
 

@@ -19,10 +19,8 @@ from typing import Any, Literal
 import numpy as np
 
 from afire.cluster.engine import do_shards
-from afire.cluster.shards import Shard, all_shards, check_count
+from afire.cluster.shards import Do, Shard, Where, Work, all_shards, check_count
 from afire.cluster.store import ShardStore
-from afire.cluster.work import Do, Where, Work
-from afire.data.digests import files_digests
 from afire.data.manifest import Manifest
 from afire.data.pack import (
     BEGUN,
@@ -36,7 +34,7 @@ from afire.data.pack import (
     refuse_other,
     write_summary,
 )
-from afire.data.sharded import STEM, SUFFIX, shard_file
+from afire.data.pack_files import STEM, SUFFIX, files_digests, shard_file
 from afire.errors import UserError
 from afire.files import folder_lock, making_sense_of, read_json, require_own
 from afire.processes import usable_cores
@@ -125,8 +123,8 @@ def packer(job: Mapping[str, Any]) -> Do:
 
     def pack_one(shard: Shard, names: Sequence[str]) -> int:
         rows = shard.rows(job["films"])
-        known = _OnlyThese(job["films"], dict(zip(rows, names, strict=True)))
-        store = ShardStore(out, STEM, SUFFIX, shard.count, job["identity"], known, disks=disks)
+        names_by_row = _OnlyThese(job["films"], dict(zip(rows, names, strict=True)))
+        store = ShardStore(out, STEM, SUFFIX, shard.count, job["identity"], names_by_row, disks=disks)
         record = store.read(shard)
         if record is not None and not _changed(root, record["films"]):
             return 0
@@ -137,7 +135,7 @@ def packer(job: Mapping[str, Any]) -> Do:
 
 
 class _OnlyThese(Sequence[str]):
-    """The names of some rows of many: whoever packs a shard is told no others."""
+    """The names of the rows of one shard, indexed by row; other names are not sent."""
 
     def __init__(self, total: int, names: Mapping[int, str]) -> None:
         self._total, self._names = total, names
@@ -170,10 +168,10 @@ def _fill(
     places = range(len(names))
     chunks = [list(places[start : start + CHUNK]) for start in range(0, len(names), CHUNK)]
     jobs = ((root, [names[place] for place in chunk], chunk, path, settings) for chunk in chunks)
-    found: dict[int, dict[str, str]] = {}
+    entries: dict[int, dict[str, str]] = {}
     with progress("packing", len(names), "films") as bar:
-        for done in chunk_results(jobs, min(workers, len(chunks))):
-            name_bad(done, names, root, on_error, "Whole shards are kept")
-            found.update(done)
-            bar.advance(len(done))
-    return [{"row": rows[place], "image": names[place], **found[place]} for place in places]
+        for results in chunk_results(jobs, min(workers, len(chunks))):
+            name_bad(results, names, root, on_error, "Whole shards are kept")
+            entries.update(results)
+            bar.advance(len(results))
+    return [{"row": rows[place], "image": names[place], **entries[place]} for place in places]

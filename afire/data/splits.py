@@ -237,9 +237,9 @@ def write_split(split: Split, path: Path) -> None:
 
 def check_same_split(split: Split, path: Path) -> None:
     """Refuse to replace another split: results that were made with it would no longer say on which films."""
-    there = read_split(path).hash if path.exists() else split.hash
-    if there != split.hash:
-        raise UserError(f"{path} holds another split ({there[:12]}); choose another --out or delete it.")
+    earlier = read_split(path).hash if path.exists() else split.hash
+    if earlier != split.hash:
+        raise UserError(f"{path} holds another split ({earlier[:12]}); choose another --out or delete it.")
 
 
 def read_split(path: Path) -> Split:

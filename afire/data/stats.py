@@ -83,8 +83,8 @@ def describe(manifest: Manifest, top: int = 20, combinations: bool | None = None
     """Count a manifest. Combinations are left out with few labels unless ``combinations`` asks for them."""
     table = manifest.table
     subsets = _by_split(table)
-    wanted = len(manifest.labels) >= _SHOW_COMBINATIONS_FROM if combinations is None else combinations
-    every = label_combinations(manifest) if wanted and manifest.labels else []
+    listed = len(manifest.labels) >= _SHOW_COMBINATIONS_FROM if combinations is None else combinations
+    every = label_combinations(manifest) if listed and manifest.labels else []
     ignored = tuple(name for name in NO_DISEASE if name in manifest.labels)
     per_patient = table.groupby("patient").size()
     splits_of_patient = table[table["split"] != ""].groupby("patient")["split"].nunique()
@@ -127,8 +127,8 @@ def merge_combinations(combinations: Sequence[Combination], without: Sequence[st
     """Add up the combinations that differ only in the labels ``without``."""
     films: dict[tuple[str, ...], int] = {}
     for combination in combinations:
-        kept = tuple(label for label in combination.labels if label not in without)
-        films[kept] = films.get(kept, 0) + combination.films
+        remaining = tuple(label for label in combination.labels if label not in without)
+        films[remaining] = films.get(remaining, 0) + combination.films
     order = list(dict.fromkeys(label for combination in combinations for label in combination.labels))
     return _most_frequent_first([Combination(labels, n) for labels, n in films.items()], order)
 

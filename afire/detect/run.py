@@ -35,8 +35,7 @@ from PIL import Image
 from afire.config import ImageConfig
 from afire.data.decode import FitMode, decode_film, fit_square, read_file
 from afire.data.dicom_grey import Voi
-from afire.data.film import Film, FilmInfo, quiet_readers
-from afire.data.jpeg import picture_alone
+from afire.data.film import Film, FilmInfo, picture_alone, quiet_readers
 from afire.data.sources.disk import list_films
 from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
 from afire.detect.findings import (

@@ -45,8 +45,7 @@ from afire.detect.learned import (
 )
 from afire.methods.base import ALL, Keys, Losses, Outputs, Progress, Views, learns, uniform_draws
 from afire.nn import distributed
-from afire.nn.adversary import deceiving_loss, telling_loss
-from afire.nn.conv import CodeEncoder, ConvDecoder, ConvEncoder, initialise_conv, norm
+from afire.nn.conv import CodeEncoder, ConvDecoder, ConvEncoder, deceiving_loss, initialise_conv, norm, telling_loss
 from afire.nn.vit import at_least_float32, patchify, unpatchify
 from afire.tasks.settings import DetectorConfig
 

@@ -41,7 +41,7 @@ from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, Re
 from afire.methods.phantom import PhantomAugment, dense_loss
 from afire.nn import distributed
 from afire.nn.conv import DenseHead, initialise_conv, shrunk, standardised
-from afire.nn.momentum import follow, twin
+from afire.nn.memory import follow, twin
 from afire.nn.residual import ResidualStages
 from afire.nn.vit import Grid, at_least_float32, full_precision
 from afire.training.pretrain import Start

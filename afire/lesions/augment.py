@@ -93,7 +93,7 @@ def _either_way(draw_B: Tensor, limit: float) -> Tensor:
 
 
 def _both_warped(images: Tensor, maps: Tensor | None, warp_B23: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Films and maps by one warp; in one go where they have one size."""
+    """Films and maps by one warp; in one call where they have the same size."""
     if warp_B23 is None:
         return images, maps
     if maps is None:
@@ -121,7 +121,7 @@ def _warp(draws_BD: Tensor, settings: AugmentSettings) -> Tensor | None:
 
 
 def _warped(images_BCSS: Tensor, warp_B23: Tensor) -> Tensor:
-    """Beyond its edge a film goes on as it ends."""
+    """Beyond its edge, a film continues with its last pixels."""
     grid = F.affine_grid(warp_B23.to(images_BCSS), list(images_BCSS.shape), align_corners=False)
     return F.grid_sample(images_BCSS, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
@@ -165,7 +165,7 @@ def _cosines(side: int, like: Tensor) -> Tensor:
 
 
 def _sharpened(images_B1SS: Tensor, draws_BD: Tensor, unsharp: float) -> Tensor:
-    """Unsharp masking: what a Gaussian of each film's own width takes off is added once more."""
+    """Unsharp masking: what a Gaussian of each film's own width removes is added again."""
     if not unsharp:
         return images_B1SS
     pixel = images_B1SS.shape[-1] / REFERENCE_SIZE
@@ -198,7 +198,7 @@ def smoothed(images_BCSS: Tensor, deviation_B: Tensor, reach: int) -> Tensor:
 
 
 def _mottled(images_B1SS: Tensor, draws_BD: Tensor, mottle: float) -> Tensor:
-    """Clouds of several finenesses: what fine texture a film has then says nothing about its findings."""
+    """Clouds at several scales, so that a film's fine texture gives no hint about its findings."""
     for number, cells in enumerate(_CLOUDS):
         some, amount, stream = (draws_BD[:, 3 * number + place] for place in range(3))
         height = (unit(amount) * mottle * (unit(some) < 0.5)).to(images_B1SS)

@@ -74,16 +74,16 @@ def _sources(film_NPP: Tensor, patch_NPP: Tensor, mixed_N: Tensor) -> Tensor:
     """-Laplacian of what is to be added to the film, (N, P, P); 0 on the edge of a window."""
     flux = []
     for dim in (1, 2):
-        wanted, there = patch_NPP.diff(dim=dim), film_NPP.diff(dim=dim)
-        kept = mixed_N[:, None, None] & (wanted.abs() <= there.abs())
-        flux.append((wanted - there).masked_fill(kept, 0))
+        patch_steps, film_steps = patch_NPP.diff(dim=dim), film_NPP.diff(dim=dim)
+        weaker = mixed_N[:, None, None] & (patch_steps.abs() <= film_steps.abs())
+        flux.append((patch_steps - film_steps).masked_fill(weaker, 0))
     sources = torch.zeros_like(film_NPP)
     sources[:, 1:-1, 1:-1] = -(flux[0].diff(dim=1)[:, :, 1:-1] + flux[1].diff(dim=2)[:, 1:-1, :])
     return sources
 
 
 def _solve(sources_NPP: Tensor, height_N: Tensor, width_N: Tensor) -> Tensor:
-    """What has these sources inside of each box and is 0 on its border and beyond."""
+    """The surface with these sources inside each box, 0 on its border and beyond."""
     rows, row_values = _sines(height_N, sources_NPP.shape[1])
     columns, column_values = _sines(width_N, sources_NPP.shape[2])
     waves = rows @ sources_NPP @ columns

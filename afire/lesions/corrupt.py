@@ -110,7 +110,7 @@ def corrupted(
 
 
 def noise_for(keys_B: Tensor, side: int) -> Tensor:
-    """Even noise (B, 1, side, side) in [0, 1) that follows from a key each."""
+    """Uniform noise (B, 1, side, side) in [0, 1), from one key for each film."""
     numbers = nth_of_stream(keys_B[:, None], torch.arange(side * side, device=keys_B.device))
     return unit(numbers & _DRAWN).view(-1, 1, side, side)
 
@@ -120,8 +120,8 @@ def curves(draws_BD: Tensor) -> Tensor:
     t = torch.linspace(0, 1, _CURVE_POINTS, device=draws_BD.device)
     first, second, third = 3 * (1 - t).square() * t, 3 * (1 - t) * t.square(), t**3
     x_BT, y_BT = (
-        unit(draws_BD[:, [one]]) * first + unit(draws_BD[:, [two]]) * second + third
-        for one, two in ((_Draw.X1, _Draw.X2), (_Draw.Y1, _Draw.Y2))
+        unit(draws_BD[:, [low]]) * first + unit(draws_BD[:, [high]]) * second + third
+        for low, high in ((_Draw.X1, _Draw.X2), (_Draw.Y1, _Draw.Y2))
     )
     falling = below(draws_BD[:, [_Draw.FALLING]], 2).bool()
     y_BT = torch.where(falling, y_BT.flip(1), y_BT)

@@ -71,14 +71,14 @@ def chest_frame(lungs_BHW: Tensor) -> ChestFrame:
     middle = (_quantile(halves[0], 1 - _INNER) + _quantile(halves[1], _INNER)) / 2
     mass = field.mean(dim=(1, 2))
     smaller = torch.minimum(halves[0].sum(dim=1), halves[1].sum(dim=1)) / across_BW.sum(dim=1).clamp_min(1e-6)
-    found = (mass > _SMALLEST) & (mass < _LARGEST) & (smaller > _SMALLER_LUNG)
+    has_lungs = (mass > _SMALLEST) & (mass < _LARGEST) & (smaller > _SMALLER_LUNG)
     near = (at - middle[:, None]).abs() < 0.03
     between = (across_BW * near).sum(dim=1) / near.sum(dim=1).clamp_min(1)
     usual = across_BW.sum(dim=1) / ((left - right) * width).clamp_min(1)
-    found &= between < _BETWEEN * usual
-    found &= (left - right > _NARROWEST) & (bottom - top > _LOWEST)
+    has_lungs &= between < _BETWEEN * usual
+    has_lungs &= (left - right > _NARROWEST) & (bottom - top > _LOWEST)
     edges = zip((right, middle, left, top, bottom), TYPICAL, strict=True)
-    return ChestFrame(*(torch.where(found, edge, typical.to(edge)) for edge, typical in edges))
+    return ChestFrame(*(torch.where(has_lungs, edge, typical.to(edge)) for edge, typical in edges))
 
 
 def places_in(frame: ChestFrame, tokens: tuple[int, int], places: tuple[int, int]) -> Tensor:
@@ -108,8 +108,8 @@ def _cell(at: Tensor, cells: int) -> Tensor:
 def _quantile(mass_BN: Tensor, share: float) -> Tensor:
     """Where (B,), as a fraction of the side, a share of the mass lies before; between cells by straight lines."""
     so_far = mass_BN.cumsum(dim=1)
-    wanted = share * so_far[:, -1:]
-    cell = torch.searchsorted(so_far, wanted).clamp(max=mass_BN.shape[1] - 1)
-    there = mass_BN.gather(1, cell)
-    part = ((wanted - (so_far.gather(1, cell) - there)) / there.clamp_min(1e-6)).clamp(0, 1)
-    return ((cell + part) / mass_BN.shape[1]).squeeze(1)
+    target = share * so_far[:, -1:]
+    cell = torch.searchsorted(so_far, target).clamp(max=mass_BN.shape[1] - 1)
+    mass_of_cell = mass_BN.gather(1, cell)
+    fraction = ((target - (so_far.gather(1, cell) - mass_of_cell)) / mass_of_cell.clamp_min(1e-6)).clamp(0, 1)
+    return ((cell + fraction) / mass_BN.shape[1]).squeeze(1)

@@ -239,11 +239,11 @@ class Donors:
 
     @classmethod
     def of(cls, images_D1SS: Tensor) -> Donors:
-        """With their chests, which are found once."""
+        """Films with their chests, which are computed once."""
         return cls(images_D1SS[:, 0], chests(lung_field(images_D1SS[:, 0])))
 
     def picked(self, which_N: Tensor) -> Donors:
-        """Some of them, as often as they are named."""
+        """Donors by number; a number may be repeated."""
         return Donors(self.films[which_N], self.chests[which_N])
 
 
@@ -268,7 +268,7 @@ def naturally_pasted(
     most: int = 3,
     blend: Blend = "mixed",
 ) -> Tensor:
-    """Films with patches of donors, or of themselves where there is none: one for sure, each further one by a coin."""
+    """Films with patches of donors, or of themselves where there is none: one always, others by a coin each."""
     draws_BKD = keyed(seed ^ _NATURAL, epoch, rows, 1, most)[:, 0]
     before = images_B1SS[:, 0]
     films, lungs = before.clone(memory_format=torch.contiguous_format), lung_field(before)
@@ -357,9 +357,9 @@ def _kept_inside(centre_N: Tensor, length_N: Tensor, size: int) -> Tensor:
 
 def donor_rows(rows: Tensor | Sequence[int], count: int, seed: int) -> Tensor:
     """Which films patches are taken from: at most ``count`` of ``rows``, drawn, in rising order."""
-    known = torch.as_tensor(rows, dtype=torch.int64).sort().values
-    draws = keyed(seed ^ _NATURAL, -1, known, 1, 1)[:, 0, 0, 0]
-    return known[draws.argsort(stable=True)[:count]].sort().values
+    numbers = torch.as_tensor(rows, dtype=torch.int64).sort().values
+    draws = keyed(seed ^ _NATURAL, -1, numbers, 1, 1)[:, 0, 0, 0]
+    return numbers[draws.argsort(stable=True)[:count]].sort().values
 
 
 def change_labels(

@@ -4,7 +4,7 @@ Draws are 24-bit integers, from a generator or from a key, not floats, so that "
 arithmetic: the same lesion on every device, whatever the batch around it. Places are bright pixels (Otsu's threshold)
 or the lung field, the dark region that Otsu finds inside the body: rough, for placing lesions, not anatomy.
 
-A place of the chest is told as the patient's side and a zone, for a frontal film that hangs as usual: the patient's
+A place of the chest is named by the patient's side and a zone, for a frontal film that hangs as usual: the patient's
 right lung is on the left of the film. Zones are thirds of the height of the lung field, or of the film where none is
 found.
 
@@ -93,7 +93,7 @@ def nth_of_stream(state: Tensor, n: Tensor) -> Tensor:
 
 
 def _shift_right(value: Tensor, bits: int) -> Tensor:
-    """Logical shift: int64's own ``>>`` would drag the sign along."""
+    """Logical shift: int64's own ``>>`` would copy the sign bit."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -309,7 +309,7 @@ def _opened(rows: Tensor) -> Tensor:
     return _grown(_shrunk(rows, 1))
 
 
-# Places of the chest, in words
+# Names of places in the chest
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ _SHARED = ("method", "seed", "image", "encoder", "training", "run")
 
 
 def method_type(name: str) -> type[Method]:
-    """The class of a method, or a message with the names there are."""
+    """The class of a method, or a message that lists the methods."""
     if name not in METHODS:
         close = difflib.get_close_matches(name, METHODS, n=1)
         hint = f"; did you mean {close[0]}?" if close else "."

@@ -2,9 +2,9 @@
 
 Written from the paper. As published: a film is divided into a grid of cells, one of them is drawn (anatomy decomposer),
 and two views of that cell are to find each other among the keys of other cells and films, of which those that look too
-much like the query are left out, for they may be the same anatomy of somebody else (purposive pruner). Training goes
-from coarse to fine: whole films first, without pruning, then cells of half the side, then of a quarter. Views are not
-mirrored, because left and right are different anatomy.
+much like the query are left out, because they may be the same anatomy of another patient (purposive pruner). Training
+goes from coarse to fine: whole films first, without pruning, then cells of half the side, then of a quarter. Views are
+not mirrored, because left and right are different anatomy.
 
 Ours, beside what :mod:`afire.methods.twins` says: the stages are equal shares of one run with one schedule; the queue
 knows which cell of which film a key is of.
@@ -114,9 +114,9 @@ class Adam1(MoCo):
         others = self.queue.others(outputs["rows"])
         counts = others & ~self.pruned(outputs["query"])
         contrast = global_mean(self.told_apart(outputs["query"], outputs["key"].detach(), counts))
-        kept = global_mean(counts.sum(dim=1) / others.sum(dim=1).clamp_min(1))
+        share = global_mean(counts.sum(dim=1) / others.sum(dim=1).clamp_min(1))
         keys, owners = of_all(outputs["key"], outputs["rows"])
-        return Losses({"contrast": contrast, "kept": kept}, contrast, {"keys": keys, "owners": owners})
+        return Losses({"contrast": contrast, "kept": share}, contrast, {"keys": keys, "owners": owners})
 
     @torch.no_grad()
     def pruned(self, query_BF: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Adam1(MoCo):
         return query_BF @ self.queue.keys.to(query_BF).T >= self.options.pruned_from
 
     def more_rules(self, numbers: Mapping[str, float]) -> list[tuple[str, bool, str]]:
-        """Where everything is pruned, nothing is learnt any more."""
+        """A rule for a queue that is pruned completely, from which nothing is learnt."""
         pruned = 1 - numbers["kept"]
         return [
             (

@@ -88,10 +88,10 @@ def part_boxes(count: int) -> Tensor:
     return torch.tensor(quarters).expand(count, -1, -1)
 
 
-def agreement(said: Tensor, target: Tensor) -> Tensor:
+def agreement(output: Tensor, target: Tensor) -> Tensor:
     """Squared error (B,) between vectors (B, ..., D) brought to length one: the mean over all but the films."""
-    with full_precision(said):
-        first, second = (F.normalize(at_least_float32(vectors), dim=-1) for vectors in (said, target))
+    with full_precision(output):
+        first, second = (F.normalize(at_least_float32(vectors), dim=-1) for vectors in (output, target))
         return (first - second).square().flatten(1).mean(dim=1)
 
 
@@ -161,10 +161,10 @@ class Adam2(Distilled):
         student = 2 + options.local_views + _PARTS
         depth = self.depth(keys, student, images)
         if depth is not None:
-            each = depth.view(len(images), student, *depth.shape[1:])
+            draws = depth.view(len(images), student, *depth.shape[1:])
             ends = (0, 1, 2, 2 + options.local_views, student)
             for name, first, last in zip(("wide", "whole", "local", "parts"), ends[:-1], ends[1:], strict=True):
-                views[f"{name}_depth"] = each[:, first:last].flatten(0, 1)
+                views[f"{name}_depth"] = draws[:, first:last].flatten(0, 1)
         return views
 
     def _local_views(self, images: Tensor, keys: Keys, box_B14: Tensor) -> Tensor:
@@ -204,10 +204,10 @@ class Adam2(Distilled):
                 own = by_film(student.pooled(parts, views.get("parts_depth")), films)
                 outputs |= {"composed": self.compose(own.flatten(1)), "whole": embedding}
             if self.options.decomposability:
-                said = self.decompose(student.pooled(whole, views.get("whole_depth")))
+                decomposed = self.decompose(student.pooled(whole, views.get("whole_depth")))
                 with torch.no_grad():
                     outputs["parts"] = by_film(teacher.pooled(parts), films)
-                outputs["decomposed"] = said.view_as(outputs["parts"])
+                outputs["decomposed"] = decomposed.view_as(outputs["parts"])
         return outputs
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
@@ -215,13 +215,13 @@ class Adam2(Distilled):
         logits = torch.cat([outputs["student"], outputs["local"]], dim=1)
         pairs = torch.ones(1, logits.shape[1], device=logits.device)
         terms = {"localizability": self.distilled(logits, outputs["teacher"], pairs)}
-        for name, said, target in (
+        for name, output, target in (
             ("composability", "composed", "whole"),
             ("decomposability", "decomposed", "parts"),
         ):
             nothing = torch.zeros((), device=logits.device)
-            found = said in outputs
-            terms[name] = global_mean(agreement(outputs[said], outputs[target].detach())) if found else nothing
+            learnt = output in outputs
+            terms[name] = global_mean(agreement(outputs[output], outputs[target].detach())) if learnt else nothing
         options = self.options
         weights = (options.localizability, options.composability, options.decomposability)
         total = torch.stack([weight * term for weight, term in zip(weights, terms.values(), strict=True)]).sum()

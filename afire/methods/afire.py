@@ -35,7 +35,7 @@ from afire.methods.equations import (
 )
 from afire.methods.health import Health, information, measure, place_entropy
 from afire.nn import distributed
-from afire.nn.momentum import follow_network, twin
+from afire.nn.memory import follow_network, twin
 from afire.nn.vit import (
     ClusterLayer,
     Decoder,
@@ -67,7 +67,7 @@ class Branch(nn.Module):
 
 
 class PrototypeBank(nn.Module):
-    """One vector for each place: the running mean of what the teacher says there about normal films.
+    """One vector for each place: the running mean of the teacher's assignments there on normal films.
 
     Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation. With
     ``own_places``, which are not in every film, it remembers which of them have been ``met``; one that has not is
@@ -96,7 +96,7 @@ class PrototypeBank(nn.Module):
 
     @torch.no_grad()
     def store(self, prototypes: Tensor, tokens: Tensor | None = None) -> None:
-        """Take over what :meth:`moved` gave."""
+        """Store what :meth:`moved` returned."""
         self.prototypes.copy_(prototypes)
         self.steps += 1
         if tokens is not None:
@@ -352,18 +352,18 @@ class AFiRe(Method):
         labels = token_labels(mask, self.patch_size)
         health = measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
         weights, positions = self.config.losses, len(self.prototypes)
-        told = information(
+        numbers = information(
             positions,
             losses["structure"] if weights.structure else None,
             losses.get("category") if weights.category else None,
         )
         shown = health.shown
-        if "place_information" in told:
-            shown += f", I(token; place) at least {told['place_information']:.2f} of {math.log(positions):.2f} nats"
+        if "place_information" in numbers:
+            shown += f", I(token; place) at least {numbers['place_information']:.2f} of {math.log(positions):.2f} nats"
         if self.by_anatomy:
-            told["place_entropy"] = left = place_entropy(views["place"][:_HEALTH_FILMS], len(self.prototypes))
-            shown += f", position leaves {left:.2f} nats of the place open"
-        return replace(health, numbers={**health.numbers, **told}, shown=shown)
+            numbers["place_entropy"] = entropy = place_entropy(views["place"][:_HEALTH_FILMS], len(self.prototypes))
+            shown += f", position leaves {entropy:.2f} nats of the place open"
+        return replace(health, numbers={**health.numbers, **numbers}, shown=shown)
 
     @torch.no_grad()
     def panels(self, views: Views, count: int) -> list[Panel]:

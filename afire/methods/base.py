@@ -103,7 +103,7 @@ class Labels(NamedTuple):
 
     names: tuple[str, ...]
     rows: Tensor  # (N,) int64: rows of the manifest, rising
-    values: Tensor  # (N, names) 1, 0, or NaN where nobody says
+    values: Tensor  # (N, names) 1, 0, or NaN where it is unknown
 
 
 class Panel(NamedTuple):
@@ -131,7 +131,7 @@ class Learner(nn.Module, ABC):
     prepares: ClassVar[bool] = False
     """Whether :meth:`prepare` wants to be called before every epoch."""
     learns_from_labels: ClassVar[bool] = False
-    """Whether it wants films with labels instead of normal ones, and to be told their labels."""
+    """Whether it learns from films with labels, and gets these labels, instead of normal films."""
     trains: ClassVar[bool] = True
     """Whether it learns at all; else a run ends before its first step, with the weights it was started from."""
     optimizer: ClassVar[Literal["adamw", "sgd"]] = "adamw"
@@ -236,7 +236,7 @@ class Learner(nn.Module, ABC):
     @property
     def _no_split_modules(self) -> list[str]:
         """The name is accelerate's: the modules that FSDP gathers at once. What lies outside is gathered for a step."""
-        return [Block.__name__] if any(isinstance(part, Block) for part in self.modules()) else []
+        return [Block.__name__] if any(isinstance(module, Block) for module in self.modules()) else []
 
     def flops(self) -> float:
         """Counted floating-point operations of one film in one update, forward and backward; the mean over a run."""

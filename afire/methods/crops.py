@@ -149,7 +149,7 @@ def cut(
 ) -> Tensor:
     """What lies in the boxes, (N, C, s, s), mirrored and then turned about its centre; bilinear, in one warp.
 
-    Beyond its edge a film goes on as it ends.
+    Beyond its edge, a film continues with its last pixels.
     """
     B, V = boxes_BV4.shape[:2]
     left, top, width, height = boxes_BV4.unbind(-1)

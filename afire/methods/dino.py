@@ -85,16 +85,16 @@ def by_film(views_N: Tensor, films: int) -> Tensor:
     return views_N.view(films, -1, *views_N.shape[1:])
 
 
-def local_side(config: Config, asked: int | None) -> int:
+def local_side(config: Config, side: int | None) -> int:
     """The side of a local view, a multiple of the patch; a message when the one asked for is none."""
     size, patch = config.image.size, config.encoder.patch_size
-    if asked is None:
+    if side is None:
         return max(round(_LOCAL_SHARE * size / patch), 1) * patch
-    if asked % patch or asked > size:
+    if side % patch or side > size:
         raise UserError(
-            f"options.local_size {asked} is not a multiple of encoder.patch_size {patch} up to image.size {size}."
+            f"options.local_size {side} is not a multiple of encoder.patch_size {patch} up to image.size {size}."
         )
-    return asked
+    return side
 
 
 class Distilled(Twins):
@@ -201,8 +201,8 @@ class DINO(Distilled):
             )
         depth = self.depth(keys, 2 + options.local_views, images)
         if depth is not None:
-            each = depth.view(len(images), -1, *depth.shape[1:])
-            views["depth"], views["local_depth"] = each[:, :2].flatten(0, 1), each[:, 2:].flatten(0, 1)
+            draws = depth.view(len(images), -1, *depth.shape[1:])
+            views["depth"], views["local_depth"] = draws[:, :2].flatten(0, 1), draws[:, 2:].flatten(0, 1)
         return views
 
     def forward(self, views: Views) -> Outputs:

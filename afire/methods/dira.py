@@ -31,7 +31,7 @@ from afire.methods.moco import MoCoSettings
 from afire.methods.restoring import Restored, Restoring, restored_well, squared_error
 from afire.methods.twins import HEALTH_FILMS, Queued, global_mean, pooled
 from afire.nn import distributed
-from afire.nn.adversary import Adversary, deceiving_loss, telling_loss
+from afire.nn.conv import Adversary, deceiving_loss, telling_loss
 from afire.nn.memory import of_all
 from afire.nn.vit import initialise, unpatchify
 
@@ -121,14 +121,14 @@ class DiRA(Queued, Restoring):
 
     def _judged(self, patches: Tensor) -> Tensor:
         """What the adversary says of patches (B, L, P), put together."""
-        said: Tensor = self.adversary(unpatchify(patches, self.patch_size, self.grid))
-        return said
+        logits: Tensor = self.adversary(unpatchify(patches, self.patch_size, self.grid))
+        return logits
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         """Of the adversary's turn what it minimises, of the networks' the three losses; keys wait for the queue."""
         if turn == ADVERSARY:
-            told = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
-            return Losses({"adversary": told}, told)
+            telling = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
+            return Losses({"adversary": telling}, telling)
         weights = self.options
         counts = self.queue.others(outputs["rows"])
         terms = {

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from afire.nn import distributed
-from afire.nn.momentum import follow as follow
+from afire.nn.memory import follow as follow
 from afire.nn.vit import at_least_float32, full_precision
 
 Similarity = Literal["corrected", "literal", "cosine"]
@@ -254,14 +254,14 @@ def _by_place(tensors: Iterable[Tensor], place_LB: Tensor, places: int) -> list[
     place_N = place_LB.flatten()
     number = torch.bincount(place_N, minlength=places)
     order = place_N.argsort(stable=True)
-    taken = place_N[order]
-    seat = torch.arange(len(order), device=order.device) - (number.cumsum(0) - number)[taken]
+    sorted_places = place_N[order]
+    seat = torch.arange(len(order), device=order.device) - (number.cumsum(0) - number)[sorted_places]
     most = int(number.max())
     grouped = []
     for tensor in tensors:
         tokens = tensor.flatten(0, 1)
         seats = tokens.new_zeros((places, most, *tokens.shape[1:]))
-        grouped.append(seats.index_put((taken, seat), tokens[order]))
+        grouped.append(seats.index_put((sorted_places, seat), tokens[order]))
     return grouped
 
 

@@ -54,7 +54,7 @@ class TokenHealth:
         return Health(asdict(self), colour, reason, shown)
 
     def verdict(self) -> tuple[Colour, str]:
-        """A colour and the reason in words; the worst reason wins."""
+        """A colour and its reason; the worst reason wins."""
         for colour, holds, reason in self._rules():
             if holds:
                 return colour, reason

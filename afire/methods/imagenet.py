@@ -1,4 +1,4 @@
-"""ImageNet: the trunk as somebody else trained it, for comparison. Nothing is learnt.
+"""ImageNet: a trunk that was trained elsewhere, for comparison. Nothing is learnt.
 
 ``afire pretrain --method imagenet --init FILE`` puts the weights of any file that ``--init`` reads (timm, DINO, MAE,
 Hugging Face, a run, a bundle) into our trunk and writes a run of zero steps, which every task takes like any other.
@@ -30,7 +30,7 @@ class ImageNet(Method):
 
     @classmethod
     def own_films(cls, config: Config) -> int:
-        """It looks at none, so nobody's are needed: as many as make a batch."""
+        """It uses no films, so a batch of blank ones is enough."""
         return config.training.batch_size
 
     def views(self, images: Tensor, keys: Keys) -> Views:

@@ -148,11 +148,11 @@ class MAE(Method):
         images, kept = views["images"][:count], views["kept"][:count]
         hidden = torch.ones(len(images), self.positions, device=images.device).scatter(1, kept, 0.0).bool()
         patches = self.patches(images)
-        seen = self.picture(torch.where(hidden[..., None], torch.zeros_like(patches), patches), like=images)
+        visible = self.picture(torch.where(hidden[..., None], torch.zeros_like(patches), patches), like=images)
         drawn = self.picture(self.restore(images, hidden), like=images)
         return [
             Panel("film", images),
-            Panel("seen", seen),
+            Panel("seen", visible),
             Panel("restored", drawn),
             Panel("film − restored", images - drawn, "difference"),
         ]

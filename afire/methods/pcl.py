@@ -30,7 +30,7 @@ from afire.errors import UserError
 from afire.methods.base import ALL, AllFilms, Keys, Losses, Outputs, ReadFilms, Views
 from afire.methods.moco import MoCo, MoCoSettings
 from afire.methods.twins import global_mean
-from afire.nn.clusters import kmeans
+from afire.nn.memory import kmeans
 from afire.nn.vit import at_least_float32, full_precision
 
 UNKNOWN = -1

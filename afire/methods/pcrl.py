@@ -91,8 +91,8 @@ class PCRL(Queued, Restoring):
         self.decoder = self.make_decoder()
         self.attention = Attention(config.encoder.width)
         generator = torch.Generator().manual_seed(config.seed ^ _DECODER)
-        for part in (self.decoder, self.attention):
-            initialise(part, generator)
+        for network in (self.decoder, self.attention):
+            initialise(network, generator)
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
@@ -161,8 +161,8 @@ class PCRL(Queued, Restoring):
         outputs = self(shown)
         as_seen = self.target(shown["query"])
         well = restored_well(outputs["drawn"], as_seen, outputs["target"])
-        asked, plain = ((outputs["drawn"] - other).square().mean() for other in (outputs["target"], as_seen))
-        heeds = float(1 - asked / plain.clamp_min(1e-6))
+        to_target, plain = ((outputs["drawn"] - other).square().mean() for other in (outputs["target"], as_seen))
+        heeds = float(1 - to_target / plain.clamp_min(1e-6))
         return {**super().look(views), "explained": well.explained, "heeds": heeds}
 
     def more_rules(self, numbers: Mapping[str, float]) -> list[tuple[str, bool, str]]:
@@ -180,12 +180,12 @@ class PCRL(Queued, Restoring):
         """The view, what was asked for, what was drawn, the difference, and the other view."""
         some = {name: view[:count] for name, view in views.items()}
         query = some["query"]
-        asked = transformed(query, some["query_told"])
+        target = transformed(query, some["query_told"])
         drawn = self.picture(self(some)["drawn"], like=query)
         return [
             Panel("query", query),
-            Panel("asked for", asked),
+            Panel("asked for", target),
             Panel("drawn", drawn),
-            Panel("asked − drawn", asked - drawn, "difference"),
+            Panel("asked − drawn", target - drawn, "difference"),
             Panel("key", some["key"]),
         ]

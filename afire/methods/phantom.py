@@ -92,8 +92,8 @@ def cells_of(values: Tensor, grid: tuple[int, int], finer: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What the head says about films: logits (B, C, G, G) by kind of map."""
+class _Maps:
+    """Maps (B, C, G, G) by kind: what the head says about films, or the truth."""
 
     maps: Tensor
 
@@ -211,7 +211,7 @@ class PhantomTaught(Method):
         numbers = ((place + keys.epoch * len(self._rows)) % len(self._bank)).numpy()
         images = torch.from_numpy(self._bank.images[numbers]).to(device)
         both = (self._bank.anatomy[numbers], self._bank.findings[numbers])
-        maps = torch.cat([torch.from_numpy(part).to(device) for part in both], dim=1)
+        maps = torch.cat([torch.from_numpy(values).to(device) for values in both], dim=1)
         return images.float() / 255, maps.float() / 255
 
     def forward(self, views: Views) -> Outputs:
@@ -225,12 +225,12 @@ class PhantomTaught(Method):
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         """Anatomy, findings, any finding; and AFiRe's, weighted by ``options.afire`` as one."""
-        options, told, truth = self.options, _Told(outputs["told"]), _Told(outputs["maps"])
+        options, maps, truth = self.options, _Maps(outputs["told"]), _Maps(outputs["maps"])
         terms = torch.stack(
             [
-                dense_loss(told.anatomy, truth.anatomy),
-                dense_loss(told.findings, truth.findings, positive=options.positive),
-                dense_loss(told.any_finding, truth.any_finding, positive=options.positive),
+                dense_loss(maps.anatomy, truth.anatomy),
+                dense_loss(maps.findings, truth.findings, positive=options.positive),
+                dense_loss(maps.any_finding, truth.any_finding, positive=options.positive),
             ]
         )
         terms = distributed.with_global_value(terms)
@@ -258,7 +258,7 @@ class PhantomTaught(Method):
         return 1 + (self.afire.views_per_film if self.afire is not None else 0)
 
     def flops(self) -> float:
-        """As for any learner, on a blank film in place of a bank that nobody has drawn yet."""
+        """As for any learner, on a blank film, because the bank is not drawn yet."""
         drawn, rows = self._bank, self._rows
         self._bank = PhantomBank.blank(1, self.config.image.size, self.cell)
         self._rows = torch.zeros(1, dtype=torch.int64)
@@ -272,12 +272,12 @@ class PhantomTaught(Method):
     @torch.no_grad()
     def health(self, views: Views, losses: Mapping[str, float]) -> Health:
         """Overlap of anatomy, order of findings, and whether tokens still have directions; then AFiRe's word."""
-        films, truth = views["films"][:_HEALTH_FILMS], _Told(views["maps"][:_HEALTH_FILMS])
+        films, truth = views["films"][:_HEALTH_FILMS], _Maps(views["maps"][:_HEALTH_FILMS])
         tokens = self.encode(films)
-        told = _Told(self._tell(tokens, self.grid))
+        maps = _Maps(self._tell(tokens, self.grid))
         own = _verdict(
-            dice=overlap(told.anatomy, truth.anatomy),
-            auc=order(told.any_finding, truth.any_finding),
+            dice=overlap(maps.anatomy, truth.anatomy),
+            auc=order(maps.any_finding, truth.any_finding),
             rank=effective_rank(tokens.flatten(0, 1)),
         )
         beside = self.afire.health(views, losses) if self.afire is not None else None
@@ -290,11 +290,11 @@ class PhantomTaught(Method):
     @torch.no_grad()
     def panels(self, views: Views, count: int) -> list[Panel]:
         """Drawn films with lungs and heart, then findings, each as drawn and as told; and what AFiRe shows."""
-        films, truth = views["films"][:count], _Told(views["maps"][:count])
-        told = _Told(self._tell(self.encode(films), self.grid).sigmoid())
+        films, truth = views["films"][:count], _Maps(views["maps"][:count])
+        predicted = _Maps(self._tell(self.encode(films), self.grid).sigmoid())
         shown = [Panel("drawn film", films)]
         for kind, picture in (("lungs and heart", _organs), ("any finding", lambda maps: maps.any_finding)):
-            for whose, maps in (("drawn", truth), ("told", told)):
+            for whose, maps in (("drawn", truth), ("told", predicted)):
                 shown.append(Panel(f"{kind}, {whose}", F.interpolate(picture(maps), films.shape[-2:]), "mask"))
         return [*shown, *(self.afire.panels(views, count) if self.afire is not None else ())]
 
@@ -306,8 +306,8 @@ class PhantomTaught(Method):
 
     def readouts(self, images: Tensor) -> dict[str, Tensor]:
         """Probabilities ``anatomy`` (B, A, G, G), ``findings`` (B, F, G, G) and ``any_finding`` (B, 1, G, G)."""
-        told = _Told(self.tell(images).sigmoid())
-        return {"anatomy": told.anatomy, "findings": told.findings, "any_finding": told.any_finding}
+        maps = _Maps(self.tell(images).sigmoid())
+        return {"anatomy": maps.anatomy, "findings": maps.findings, "any_finding": maps.any_finding}
 
     def tell(self, images: Tensor) -> Tensor:
         """Images in [0, 1], of any size the patch divides -> logits (B, C, G, G): anatomy, findings, any finding."""
@@ -316,8 +316,8 @@ class PhantomTaught(Method):
 
     def finding_logits(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Image tokens (B, L, D) -> the highest logit (B, L) of any finding among the cells of each token."""
-        told = _Told(self._tell(tokens, grid)).any_finding
-        highest: Tensor = F.max_pool2d(told, self.options.finer)
+        logits = _Maps(self._tell(tokens, grid)).any_finding
+        highest: Tensor = F.max_pool2d(logits, self.options.finer)
         return highest.flatten(1)
 
     @property
@@ -346,10 +346,10 @@ def _verdict(dice: float, auc: float, rank: float) -> Health:
 
 def overlap(logits: Tensor, target: Tensor) -> float:
     """Dice of maps (B, C, G, G) over the batch, cut at one half, averaged over the maps that cover any cell."""
-    told, truth = logits > 0, target > 0.5
-    both, either = ((told & truth).sum(dim=(0, 2, 3)), told.sum(dim=(0, 2, 3)) + truth.sum(dim=(0, 2, 3)))
-    there = truth.any(dim=3).any(dim=2).any(dim=0)
-    return (2 * both / either.clamp_min(1))[there].mean().item() if there.any() else 0.0
+    predicted, truth = logits > 0, target > 0.5
+    both, either = ((predicted & truth).sum(dim=(0, 2, 3)), predicted.sum(dim=(0, 2, 3)) + truth.sum(dim=(0, 2, 3)))
+    drawn = truth.any(dim=3).any(dim=2).any(dim=0)
+    return (2 * both / either.clamp_min(1))[drawn].mean().item() if drawn.any() else 0.0
 
 
 def order(logits: Tensor, target: Tensor) -> float:
@@ -362,7 +362,7 @@ def order(logits: Tensor, target: Tensor) -> float:
     return ((lower + upper).double().mean() / (2 * len(below))).item()
 
 
-def _organs(maps: _Told) -> Tensor:
+def _organs(maps: _Maps) -> Tensor:
     """(B, 1, G, G): the heart in white, the lungs in grey."""
     lungs, heart = maps.anatomy[:, _LUNGS].amax(dim=1, keepdim=True), maps.anatomy[:, _HEART : _HEART + 1]
     return torch.maximum(heart, 0.5 * lungs)

@@ -66,7 +66,7 @@ class Restored(NamedTuple):
 @torch.no_grad()
 def restored_well(drawn_BLP: Tensor, spoilt_BLP: Tensor, target_BLP: Tensor) -> Restored:
     """Measured on patches of normalised pixels."""
-    drawn, spoilt, target = (each.float() for each in (drawn_BLP, spoilt_BLP, target_BLP))
+    drawn, spoilt, target = (patches.float() for patches in (drawn_BLP, spoilt_BLP, target_BLP))
     centre = target.mean(dim=0) if len(target) > 1 else target.mean()
     error = (drawn - target).square().mean()
     explained = 1 - error / (target - centre).square().mean().clamp_min(1e-6)
@@ -75,7 +75,7 @@ def restored_well(drawn_BLP: Tensor, spoilt_BLP: Tensor, target_BLP: Tensor) -> 
 
 
 def judged(numbers: Mapping[str, float], rules: Iterable[Rule], good: str, shown: str) -> Health:
-    """The first rule that holds; ``good`` in words where none does. A collapse of the encoder comes before all."""
+    """The first rule that holds; ``good`` is the reason where none does. A collapse of the encoder comes before all."""
     rank = numbers["effective_rank"]
     collapse = f"collapse: the encoder's features have one direction left (effective rank {rank:.1f})"
     first: Rule = ("red", rank < 2, collapse)
@@ -115,8 +115,8 @@ class Restoring(Method):
         """As for any method; ``hidden`` patches (B, L) are painted over with noise, without them nothing is."""
         check_films(images, self.config.image.channels, "images")
         grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
-        seen = images if hidden is None else self._painted(images, hidden, grid)
-        return self.drawn(self.trunk()(self.normalise(seen)), grid)
+        shown = images if hidden is None else self._painted(images, hidden, grid)
+        return self.drawn(self.trunk()(self.normalise(shown)), grid)
 
     def _painted(self, images: Tensor, hidden_BL: Tensor, grid: Grid) -> Tensor:
         noise = noise_for(torch.zeros(1, dtype=torch.int64, device=images.device), max(images.shape[-2:]))

@@ -43,10 +43,10 @@ def label_loss(logits_BC: Tensor, labels_BC: Tensor) -> Tensor:
     with full_precision(logits_BC):
         known = ~labels_BC.isnan()
         target = labels_BC.nan_to_num(0.0).to(torch.float32)
-        each = F.binary_cross_entropy_with_logits(at_least_float32(logits_BC), target, reduction="none")
+        losses = F.binary_cross_entropy_with_logits(at_least_float32(logits_BC), target, reduction="none")
         number = distributed.total(known.sum()).clamp_min(1)
         # DDP takes the mean of the processes' gradients: see afire.nn.distributed.
-        own = (each * known).sum() * (distributed.world_size() / number)
+        own = (losses * known).sum() * (distributed.world_size() / number)
         return distributed.with_global_value(own)
 
 

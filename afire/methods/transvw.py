@@ -61,9 +61,9 @@ def word_loss(logits: Tensor, words: Tensor) -> Tensor:
     """
     with full_precision(logits):
         named = words != NONE
-        each = F.cross_entropy(at_least_float32(logits), words.clamp_min(0), reduction="none")
+        losses = F.cross_entropy(at_least_float32(logits), words.clamp_min(0), reduction="none")
         number = distributed.total(named.sum()).clamp_min(1)
-        return (each * named).sum() * (distributed.world_size() / number)
+        return (losses * named).sum() * (distributed.world_size() / number)
 
 
 def directions(small_NF: Tensor, count: int = _DIRECTIONS) -> Tensor:
@@ -111,9 +111,9 @@ class TransVW(RestoringMethod):
         """Find the words, before the first epoch."""
         if epoch > 0:
             return
-        found = [(standardised(shrunk(images[:, :1], _SMALL)).flatten(1).cpu(), rows) for images, rows in films()]
-        rows_N = torch.cat([rows for _, rows in found])
-        codes = directions(torch.cat([small for small, _ in found]))
+        batches = [(standardised(shrunk(images[:, :1], _SMALL)).flatten(1).cpu(), rows) for images, rows in films()]
+        rows_N = torch.cat([rows for _, rows in batches])
+        codes = directions(torch.cat([small for small, _ in batches]))
         draws = keyed(self.config.seed ^ _WORDS, 0, range(self.settings.words), 1, 1)[:, 0, 0, 0]
         nearest = nearest_films(codes, below(draws, len(rows_N)), self.settings.films)
         self.members.copy_(torch.where(nearest == NONE, NONE, rows_N[nearest.clamp_min(0)]))

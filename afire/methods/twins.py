@@ -23,8 +23,7 @@ from afire.methods.base import Keys, Losses, Method, Panel, Progress, Views, cos
 from afire.methods.crops import ViewSettings
 from afire.methods.health import Health, effective_rank
 from afire.nn import distributed
-from afire.nn.memory import KeyQueue
-from afire.nn.momentum import follow_network, twin
+from afire.nn.memory import KeyQueue, follow_network, twin
 from afire.nn.vit import ClusterLayer, VisionTransformer, at_least_float32, check_films, full_precision, initialise
 
 Pool = Literal["mean", "class"]
@@ -51,8 +50,8 @@ class Branch(nn.Module):
 
     def forward(self, images: Tensor, depth: Tensor | None = None) -> Tensor:
         """Normalised images (N, C, H, W) -> what the head makes of them."""
-        said: Tensor = self.head(self.pooled(images, depth))
-        return said
+        output: Tensor = self.head(self.pooled(images, depth))
+        return output
 
 
 class Projector(nn.Module):
@@ -83,9 +82,9 @@ class Twins(Method):
         self.teacher_momentum = config.training.teacher_momentum
         self.student = Branch(VisionTransformer.from_config(config.encoder, config.image), head, pool)
         generator = torch.Generator().manual_seed(config.seed)
-        for part in (self.student, *others):
-            initialise(part, generator)
-            for module in part.modules():
+        for network in (self.student, *others):
+            initialise(network, generator)
+            for module in network.modules():
                 if isinstance(module, ClusterLayer):
                     module.initialise(generator)
         self.teacher = twin(self.student)
@@ -181,21 +180,21 @@ class Queued(Twins):
         )
         films = len(key)
         alike = ((key @ key.T).sum() - films) / max(films * (films - 1), 1)
-        found = (query @ key.T).argmax(dim=1) == torch.arange(films, device=key.device)
+        own = (query @ key.T).argmax(dim=1) == torch.arange(films, device=key.device)
         rank = effective_rank(self.encode(shown["query"]).flatten(0, 1))
-        return {"effective_rank": rank, "key_similarity": float(alike), "found": float(found.float().mean())}
+        return {"effective_rank": rank, "key_similarity": float(alike), "found": float(own.float().mean())}
 
     def health(self, views: Views, losses: Mapping[str, float]) -> Health:
         """The known collapse: all films get one key, and there is nothing left to tell apart."""
         numbers = {**self.look(views), **self.more_numbers(losses)}
         films = min(len(views[self.films_in]), HEALTH_FILMS)
-        rank, alike, found = (numbers[name] for name in ("effective_rank", "key_similarity", "found"))
-        shown = f"rank {rank:.0f}, keys alike {alike:.2f}, own film found {found:.0%}"
+        rank, alike, own = (numbers[name] for name in ("effective_rank", "key_similarity", "found"))
+        shown = f"rank {rank:.0f}, keys alike {alike:.2f}, own film found {own:.0%}"
         for colour, holds, reason in (
             ("red", rank < 2, f"collapse: the features have one direction left (effective rank {rank:.1f})"),
             ("red", films > 1 and alike > SAME_KEYS, f"collapse: all films have the same key (cosine {alike:.3f})"),
             *self.more_rules(numbers),
-            ("amber", films > 4 and found < 2 / films, "queries find their own film no better than by chance so far"),
+            ("amber", films > 4 and own < 2 / films, "queries find their own film no better than by chance so far"),
         ):
             if holds:
                 return Health(numbers, colour, reason, shown)  # type: ignore[arg-type]

@@ -1,11 +1,15 @@
-"""Small convolutional networks: an encoder that halves a film step by step, a decoder that doubles it back, and a
-residual encoder for networks that look and do not draw, with a head that says something about every place.
+"""Small convolutional networks: an encoder that halves a film step by step, a decoder that doubles it back, a residual
+encoder for networks that look and do not draw, with a head that gives numbers at every place, and an adversary.
 
 Group normalisation, not batch normalisation: a film's result then depends on no other film, so that a batch in pieces
 or on several processes gives what the whole batch gives. Doubling is nearest-neighbour and a convolution: transposed
 convolutions leave a checkerboard, which an error map would show.
 
-Shapes: B images, C channels, S x S pixels.
+The adversary tells drawn pictures from films. It gives a logit for every region of a picture, as PatchGAN does (Isola
+et al. 2017), because texture gives away what a decoder draws. The two losses are those of the first GAN paper, the
+drawing side in its form that does not saturate (Goodfellow et al. 2014).
+
+Shapes: B images, C channels, S x S pixels, R regions.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afire.nn.vit import at_least_float32
+
 _GROUPS = 8
 SLOPE = 0.2  # of the leaky rectifier
 _FLAT = 1e-3  # deviation of an image that has hardly any
 
 
 def norm(channels: int, groups: int = _GROUPS) -> nn.GroupNorm:
-    """In ``groups`` of equally many channels, or as many below that as divide them."""
+    """In ``groups`` of equally many channels, or in the largest smaller number that divides them."""
     most = next(count for count in range(min(groups, channels), 0, -1) if channels % count == 0)
     return nn.GroupNorm(most, channels)
 
@@ -172,8 +178,8 @@ class DenseHead(nn.Module):
         *finer, features = levels
         for narrow, merge, level in zip(self.narrow, self.merge, reversed(finer), strict=True):
             features = merge(doubled(narrow(features)) + level)
-        said: Tensor = self.last(features)
-        return said
+        values: Tensor = self.last(features)
+        return values
 
 
 def doubled(features: Tensor) -> Tensor:
@@ -197,9 +203,36 @@ def standardised(images: Tensor) -> Tensor:
 def initialise_conv(module: nn.Module, generator: torch.Generator) -> None:
     """He-normal kernels and matrices, zero biases, in place."""
     gain = nn.init.calculate_gain("leaky_relu", SLOPE)
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            fan_in = part.weight[0].numel()
-            nn.init.normal_(part.weight, std=gain / fan_in**0.5, generator=generator)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            fan_in = layer.weight[0].numel()
+            nn.init.normal_(layer.weight, std=gain / fan_in**0.5, generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+class Adversary(nn.Module):
+    """Pictures (B, C, S, S) -> logits (B, R), large where a region looks like a film."""
+
+    def __init__(self, channels: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.stages = ConvEncoder(channels, widths)
+        self.say = nn.Conv2d(widths[-1], 1, 3, padding=1)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        """He-normal kernels."""
+        initialise_conv(self, generator)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.say(self.stages(images))
+        return logits.flatten(1)
+
+
+def telling_loss(real: Tensor, fake: Tensor) -> Tensor:
+    """What the adversary minimises, from its logits of films and of drawings: cross-entropy, a mean of each."""
+    return F.softplus(-at_least_float32(real)).mean() + F.softplus(at_least_float32(fake)).mean()
+
+
+def deceiving_loss(fake: Tensor) -> Tensor:
+    """What the drawing side minimises, from the adversary's logits of drawings."""
+    return F.softplus(-at_least_float32(fake)).mean()

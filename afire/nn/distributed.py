@@ -1,4 +1,4 @@
-"""Sums and gathers over all processes; with one process every function hands back what it was given.
+"""Sums and gathers over all processes; with one process every function returns its argument.
 
 DDP averages gradients over the W processes. A loss that is a mean over the *global* batch is therefore written on
 each process as W / N_global * (sum over the local part): the average of the gradients is then the gradient of the

@@ -1,6 +1,6 @@
 """A convolutional stem: from pixels to the tokens of a trunk by a few strided convolutions, in place of one matrix.
 
-It is the ``patch_embed`` of a trunk and gives the same grid of tokens, so that nothing behind it can tell.
+It is the ``patch_embed`` of a trunk and gives the same grid of tokens, so that the blocks behind it need no change.
 
 Shapes: B images, C channels, H x W pixels, p patch size, L = (H/p) * (W/p) tokens, D width.
 """
@@ -31,14 +31,14 @@ class ConvStem(nn.Module):
             nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1, bias=False)
             for before, after in zip([channels, *widths], widths, strict=False)
         )
-        self.norms = nn.ModuleList(nn.LayerNorm(each, eps=_EPSILON) for each in widths)
+        self.norms = nn.ModuleList(nn.LayerNorm(channels_out, eps=_EPSILON) for channels_out in widths)
         self.proj = nn.Conv2d(widths[-1], width, kernel_size=1)
 
     def forward(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, L, D). ``keep`` (B, N) are the only patches that will be looked at.
 
-        A convolution looks over the edge of its patch. The others are therefore blank before it: else a token would
-        tell of what is to be hidden.
+        A convolution looks over the edge of its patch. The others are therefore blanked before it, or a token
+        would show what is to be hidden.
         """
         if keep is not None:
             images = images * self._seen(images, keep)
@@ -51,5 +51,5 @@ class ConvStem(nn.Module):
         """(B, 1, H, W): 1 where a pixel belongs to a patch that is kept, else 0."""
         rows, columns = (side // self.patch_size for side in images.shape[-2:])
         nothing = images.new_zeros(images.shape[0], rows * columns)
-        seen = nothing.scatter(1, keep, 1.0).view(-1, 1, rows, columns)
-        return seen.repeat_interleave(self.patch_size, dim=2).repeat_interleave(self.patch_size, dim=3)
+        visible = nothing.scatter(1, keep, 1.0).view(-1, 1, rows, columns)
+        return visible.repeat_interleave(self.patch_size, dim=2).repeat_interleave(self.patch_size, dim=3)

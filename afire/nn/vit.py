@@ -321,12 +321,12 @@ class VisionTransformer(nn.Module):
         """Tokens (B, 1 + L, D) after the given numbers of blocks, rising; only those after the last are normalised."""
         tokens = self._embed(images, keep)
         scales = self._depth_scales(tokens, depth)
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
         for first, last in pairwise([0, *after]):
             scale = None if scales is None else scales[first:last]
             tokens = run_blocks([*self.blocks][first:last], tokens, self.gradient_checkpointing, scale)
-            found.append(self.norm(tokens) if last == len(self.blocks) else tokens)
-        return found
+            outputs.append(self.norm(tokens) if last == len(self.blocks) else tokens)
+        return outputs
 
     def _embed(self, images: Tensor, keep: Tensor | None) -> Tensor:
         """Tokens (B, 1 + L, D) before the first block, or (B, 1 + N, D) where only N patches are kept."""
@@ -367,15 +367,15 @@ class VisionTransformer(nn.Module):
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
     """Xavier-uniform matrices, zero biases, class token and learned positions from N(0, 0.02^2), in place."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(part.weight.data.flatten(1), generator=generator)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
-        elif isinstance(part, VisionTransformer):
-            nn.init.normal_(part.cls_token, std=0.02, generator=generator)
-            if isinstance(part.pos_embed, nn.Parameter):
-                nn.init.normal_(part.pos_embed, std=0.02, generator=generator)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(layer.weight.data.flatten(1), generator=generator)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+        elif isinstance(layer, VisionTransformer):
+            nn.init.normal_(layer.cls_token, std=0.02, generator=generator)
+            if isinstance(layer.pos_embed, nn.Parameter):
+                nn.init.normal_(layer.pos_embed, std=0.02, generator=generator)
 
 
 # On top of it

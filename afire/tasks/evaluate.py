@@ -17,9 +17,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.data.keys import Seen
-from afire.data.labels import ABNORMAL as ABNORMAL
-from afire.data.labels import task_labels as task_labels
+from afire.data.manifest import ABNORMAL as ABNORMAL
 from afire.data.manifest import Manifest
+from afire.data.manifest import task_labels as task_labels
 from afire.errors import UserError
 from afire.tasks import metrics as m
 from afire.tasks.results import (

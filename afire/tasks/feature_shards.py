@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afire.cluster.engine import do_shards
-from afire.cluster.shards import Shard, all_shards
+from afire.cluster.shards import Do, Shard, Where, Work, all_shards
 from afire.cluster.store import ShardStore, begun_count
-from afire.cluster.work import Do, Where, Work
 from afire.config import Config
 from afire.data.pack import Films, open_films
 from afire.errors import UserError

@@ -1,14 +1,18 @@
-"""Which films a pre-training run may use: normal ones, or those with labels, of the training part only.
+"""How long a run is, which films it uses, which of them are in which step, and reading the next ones ahead.
 
-Which films are in which step, and having the next ones ready while the current ones are computed.
+A run is given in epochs, in film views, or in minutes. All of them become epochs, once, before the first step. The
+number is recorded in ``config.yaml`` of the run, and a resumed run reads it there: nothing is measured twice. What a
+recipe gives in epochs, such as a warm-up, keeps its share of the run, so that a long run is a short one stretched.
 
-The order of an epoch depends on (seed, epoch) alone. A step takes the next ``world * batch`` films of it and process r
-the r-th piece, so W processes with batch B see the same global batches as one process with W * B.
+The films are those of the training subset only, normal ones or those with labels. The order of an epoch depends on
+(seed, epoch) alone. A step takes the next ``world * batch`` films of it and process r the r-th piece, so W processes
+with batch B see the same global batches as one process with W * B.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -19,45 +23,161 @@ from typing import Literal
 import numpy as np
 import torch
 
-from afire.data.labels import task_labels
-from afire.data.manifest import LABEL_PREFIX, Manifest
+from afire.config import Config, RunConfig
+from afire.data.manifest import LABEL_PREFIX, Manifest, task_labels
 from afire.data.pack import Films, PackedFilms
 from afire.data.splits import Split
 from afire.errors import ImageError, UserError
 from afire.methods.base import Labels
+from afire.settings import load_config
+from afire.training.run_folder import CONFIG, RunFolder
+
+logger = logging.getLogger("afire")
+_EVERY = ("checkpoint_epochs", "picture_epochs", "probe_epochs")  # of the group run: how often something is done
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds that a step takes, the end of an epoch, a checkpoint, and all pictures and probes once."""
+
+    step: float
+    epoch_end: float = 0.0
+    checkpoint: float = 0.0
+    observers: float = 0.0
+
+    def epochs(self, config: Config, steps_per_epoch: int) -> int:
+        """How many epochs take ``training.minutes``; at least one."""
+        run, recipe = config.run, config.training
+        per_epoch, once = steps_per_epoch * self.step + self.epoch_end, 0.0
+        for name, cost in (("checkpoint_epochs", self.checkpoint), (_observing(run), self.observers)):
+            every = getattr(run, name)
+            if not every:
+                continue
+            if name in run.model_fields_set:
+                per_epoch += cost / every
+            else:  # stretched with the run: as often in a long run as in a short one
+                once += cost * math.ceil(recipe.epochs / every)
+        return max(1, math.floor((60 * recipe.minutes - once) / per_epoch))
+
+
+def _observing(run: RunConfig) -> str:
+    """The setting that makes observers look most often."""
+    return min(("picture_epochs", "probe_epochs"), key=lambda name: getattr(run, name) or math.inf)
+
+
+def lasting(config: Config, epochs: int) -> Config:
+    """The same recipe for another number of epochs: what is given in epochs keeps its share of the run.
+
+    Warm-ups decide about the weights and always follow. How often checkpoints and pictures are made follows unless it
+    was asked for.
+    """
+    share = epochs / config.training.epochs
+    if share == 1:
+        return config
+    recipe, losses, run = config.training, config.losses, config.run
+    training = {
+        "epochs": epochs,
+        "warmup_epochs": recipe.warmup_epochs * share,
+        "freeze_last_layer_epochs": _whole(recipe.freeze_last_layer_epochs, share),
+    }
+    temperature = {"teacher_temperature_epochs": _whole(losses.teacher_temperature_epochs, share)}
+    every = {name: _whole(getattr(run, name), share) for name in _EVERY if name not in run.model_fields_set}
+    return config.model_copy(
+        update={
+            "training": recipe.model_copy(update=training),
+            "losses": losses.model_copy(update=temperature),
+            "run": RunConfig.model_construct(run.model_fields_set, **{**run.model_dump(), **every}),
+        }
+    )
+
+
+def _whole(epochs: int, share: float) -> int:
+    """``epochs`` scaled by ``share``, at least one; 0 stays 0."""
+    return max(1, round(epochs * share)) if epochs else 0
+
+
+def enough_epochs(config: Config, films: int) -> Config:
+    """With as many epochs as ``training.film_views_min`` views of ``films`` need, where that is more."""
+    needed = math.ceil(config.training.film_views_min / films)
+    return lasting(config, max(needed, config.training.epochs))
+
+
+def in_epochs(config: Config, films: int) -> Config:
+    """The same in epochs alone, for studies, whose trials must be equally long."""
+    if config.training.minutes:
+        raise UserError("training.minutes would make every trial as long as its machine is fast; set training.epochs.")
+    settled = enough_epochs(config, films)
+    return settled.model_copy(update={"training": settled.training.model_copy(update={"film_views_min": 0})})
+
+
+def as_begun(config: Config, folder: RunFolder) -> Config | None:
+    """With the epochs that the run in ``folder`` began with; None where its budget differs from that of ``config``.
+
+    A run from before there were film views counts epochs, and continues so.
+    """
+    if not folder.exists:
+        return None
+    recipe, begun = config.training, load_config(file=folder.path / CONFIG).training
+    if (recipe.film_views_min, recipe.minutes) == (begun.film_views_min, begun.minutes):
+        return lasting(config, begun.epochs) if recipe.film_views_min or recipe.minutes else config
+    if recipe.epochs == begun.epochs and not (begun.film_views_min or begun.minutes or recipe.minutes):
+        return config.model_copy(update={"training": recipe.model_copy(update={"film_views_min": 0})})
+    return None
+
+
+def budget_message(config: Config, settled: Config, films: int, speed: Speed | None, steps_per_epoch: int) -> str:
+    """A message about the epochs that were derived; empty where none were."""
+    before, after = config.training, settled.training
+    if speed is not None:
+        why = (
+            f"{before.minutes:g} minutes at {speed.step:.3g} s a step of {before.batch_size} films and "
+            f"{speed.epoch_end:.2g} s at the end of an epoch"
+        )
+    elif before.epochs != after.epochs:
+        why = f"{before.film_views_min:,} film views of {films:,} films (training.film_views_min)"
+    else:
+        return ""
+    count = f"{after.epochs:,} epoch{'s' if after.epochs > 1 else ''}"
+    clauses = [f"{why}: {count} in place of {before.epochs:,}, {after.epochs * steps_per_epoch:,} steps"]
+    alone = (steps_per_epoch * speed.step + speed.epoch_end) / 60 if speed is not None else 0.0
+    if alone > before.minutes:
+        clauses.append(f"an epoch alone takes {alone:.3g} minutes")
+    if before.warmup_epochs:
+        clauses.append(f"warm-up of {after.warmup_epochs:.3g} epochs, the same share of the run")
+    return "; ".join(clauses)
 
 
 def normal_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
     """Rows of normal training films, and a message that says how many of how many.
 
-    The training part comes from ``split``, else from the manifest's own column; a manifest without either is all
+    The training subset comes from ``split``, else from the manifest's own column; a manifest without either is all
     training. Where no film is known to be normal or not, all are taken, and the message says so.
     """
-    rows, part = _training_rows(manifest, split)
+    rows, subset = _training_rows(manifest, split)
     normal = manifest.table["normal"].to_numpy()[rows]
     if np.isnan(normal).all():
-        return rows, f"using all {len(rows):,} {part}: no labels say which are normal, so all are taken as normal"
+        return rows, f"using all {len(rows):,} {subset}: no labels say which are normal, so all are taken as normal"
     chosen = rows[normal == 1]
     if len(chosen) == 0:
-        raise UserError(f"none of the {len(rows):,} {part} is labelled normal; pre-training needs normal films.")
+        raise UserError(f"none of the {len(rows):,} {subset} is labelled normal; pre-training needs normal films.")
     unknown = int(np.isnan(normal).sum())
     without = f", {unknown:,} without a label left out" if unknown else ""
-    return chosen, f"using {len(chosen):,} normal films of {len(rows):,} {part}{without}"
+    return chosen, f"using {len(chosen):,} normal films of {len(rows):,} {subset}{without}"
 
 
 def labelled_training_rows(manifest: Manifest, split: Split | None = None) -> tuple[np.ndarray, str]:
     """Rows of training films with a label, normal or not, and a message that says how many of how many."""
-    rows, part = _training_rows(manifest, split)
+    rows, subset = _training_rows(manifest, split)
     columns = ["normal", *(LABEL_PREFIX + name for name in manifest.labels)]
     chosen = rows[manifest.table[columns].notna().any(axis=1).to_numpy()[rows]]
     if len(chosen) == 0:
-        raise UserError(f"none of the {len(rows):,} {part} has a label; learning from labels needs some.")
-    return chosen, f"using {len(chosen):,} films with labels of {len(rows):,} {part}"
+        raise UserError(f"none of the {len(rows):,} {subset} has a label; learning from labels needs some.")
+    return chosen, f"using {len(chosen):,} films with labels of {len(rows):,} {subset}"
 
 
-def run_labels(manifest: Manifest, rows: np.ndarray, asked: Sequence[str] = ()) -> Labels:
-    """The labels of the films in ``rows``, and of no others; all that there are unless some are ``asked`` for."""
-    names, truth = task_labels(manifest, asked, "--set options.labels=[...]")
+def run_labels(manifest: Manifest, rows: np.ndarray, chosen: Sequence[str] = ()) -> Labels:
+    """The labels of the films in ``rows``, and of no others; all there are unless some are ``chosen``."""
+    names, truth = task_labels(manifest, chosen, "--set options.labels=[...]")
     return Labels(tuple(names), torch.from_numpy(rows), torch.from_numpy(truth[rows]).float())
 
 
@@ -69,9 +189,6 @@ def _training_rows(manifest: Manifest, split: Split | None) -> tuple[np.ndarray,
         return np.arange(len(manifest)), "films"
     others = int((listed != "train").sum())
     return np.flatnonzero(listed == "train"), f"training films ({others:,} of other parts left alone)"
-
-
-logger = logging.getLogger("afire")
 
 
 @dataclass(frozen=True)
@@ -104,7 +221,7 @@ class Plan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole updates; the remainder of an epoch is left out, other films each time."""
+        """Whole updates; the films that remain are left out, other ones in each epoch."""
         return len(self.rows) * self.passes // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
@@ -132,7 +249,7 @@ class Plan:
 
 
 def _earlier(rows: np.ndarray) -> np.ndarray:
-    """How often each entry stands before itself: 0 for the first of its kind, 1 for the second."""
+    """How often each entry occurs before: 0 for its first occurrence, 1 for its second."""
     order = np.argsort(rows, kind="stable")
     ranked = rows[order]
     first_of_kind = np.searchsorted(ranked, ranked, side="left")

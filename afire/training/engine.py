@@ -1,36 +1,47 @@
-"""What the loop runs on: signals, rates by step, accelerate's engine, optimisers, and what processes agree on."""
+"""What the loop runs on: signals, rates by step, accelerate's engine, optimisers, what processes agree on, and FSDP.
+
+With FSDP2, through accelerate, a model too large for one device trains on several: each process holds a shard of every
+weight, of its gradient and of the optimiser's moments. A transformer block is gathered when it is run and let go after
+it; everything outside of blocks is gathered for a whole step. Sums, averages and precision are those of DDP: weights
+and their gradients stay float32, and autocast alone computes in less.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate import Accelerator, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from torch import nn
+from torch import Tensor, nn
 
 from afire.config import TrainingConfig
 from afire.data.pack import Films, PackedFilms
 from afire.errors import UserError
 from afire.methods.base import cosine
 from afire.nn import distributed
-from afire.training import sharding
+from afire.nn.vit import Block, at_least_float32
+
+Shard = Literal["none", "ddp", "fsdp"]
+_ASKED = "ACCELERATE_USE_FSDP"  # accelerate's own switch, which it leaves set for every later run of a process
 
 
 class StopSignals:
     """``with StopSignals() as stop``: ``stop.received`` is the signal's number once one came, else 0.
 
-    A second Ctrl-C is not held back: whoever presses twice means now.
+    A second Ctrl-C is not held back: pressed twice, it means stop at once.
     """
 
     _WATCHED = (signal.SIGTERM, signal.SIGINT)
@@ -56,7 +67,7 @@ class StopSignals:
 
 
 class Rates(NamedTuple):
-    """What the optimiser is told at one step."""
+    """The optimiser's rates at one step."""
 
     learning_rate: float
     weight_decay: float
@@ -111,7 +122,7 @@ class Flags:
 
 
 def make_accelerator(
-    precision: str, device: str, *, unused_parameters: bool = False, shard: sharding.Shard = "ddp"
+    precision: str, device: str, *, unused_parameters: bool = False, shard: Shard = "ddp"
 ) -> Accelerator:
     """accelerate's engine for the device and precision; one process without torchrun or accelerate launch.
 
@@ -130,9 +141,9 @@ def make_accelerator(
     ddp = DistributedDataParallelKwargs(
         broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused_parameters
     )
-    # Said outright, because accelerate forms a group of CPU processes only when told that it is to use the CPU.
+    # Explicit, because accelerate forms a group of CPU processes only when it is told to use the CPU.
     on_cpu = device == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    plugin = sharding.make_plugin(shard)
+    plugin = make_plugin(shard)
     try:
         accelerator = Accelerator(
             mixed_precision="no" if precision == "fp32" else precision,
@@ -142,7 +153,7 @@ def make_accelerator(
         )
     except ValueError as error:
         raise UserError(f"training.precision {precision} does not work here: {error}") from None
-    sharding.settle(accelerator, shard, plugin)
+    settle(accelerator, shard, plugin)
     return accelerator
 
 
@@ -192,10 +203,10 @@ def any_process(accelerator: Accelerator, verdict: bool) -> bool:
 
 
 def agree(accelerator: Accelerator, finite: bool, signal: int, save: bool) -> Flags:
-    """One small exchange a step: what any process knows, all of them act on, at the same step."""
+    """One small exchange a step, so that all processes act at the same step on what any of them knows."""
     mine = torch.tensor([0 if finite else 1, signal, int(save)], device=accelerator.device)
-    not_finite, received, wanted = distributed.maximum(mine).tolist()
-    return Flags(bool(not_finite), received, bool(wanted))
+    not_finite, received, save_due = distributed.maximum(mine).tolist()
+    return Flags(bool(not_finite), received, bool(save_due))
 
 
 def on_first_process(accelerator: Accelerator, write: Callable[[], None], what: str) -> None:
@@ -211,7 +222,7 @@ def on_first_process(accelerator: Accelerator, write: Callable[[], None], what: 
 
 
 def explain(error: RuntimeError, processes: int, step: int) -> Exception:
-    """A message when another process went away in the middle of an exchange, else the error itself."""
+    """A message when another process ended during an exchange, else the error itself."""
     message = str(error).lower()
     if processes > 1 and any(sign in message for sign in ("gloo", "nccl", "connection", "timed out")):
         return UserError(
@@ -219,3 +230,84 @@ def explain(error: RuntimeError, processes: int, step: int) -> Exception:
             "again with --resume."
         )
     return error
+
+
+def make_plugin(shard: Shard) -> FullyShardedDataParallelPlugin | None:
+    """accelerate's settings for FSDP; None without it."""
+    if os.environ.get(_ASKED, "false").lower() == "true" and shard != "fsdp":
+        raise UserError(f"accelerate was set up for FSDP, but training.shard is {shard}; set training.shard=fsdp.")
+    if shard != "fsdp":
+        return None
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        return FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy="transformer_based_wrap",  # which blocks these are, a learner says: _no_split_modules
+            reshard_after_forward=True,
+            mixed_precision_policy=MixedPrecisionPolicy(),  # given, or accelerate would keep weights in half precision
+            cpu_ram_efficient_loading=False,  # every process makes the same weights from the seed or reads them
+        )
+    except (ImportError, TypeError, ValueError) as error:
+        raise UserError(f"training.shard=fsdp needs torch 2.6 and accelerate 1.6 or newer ({error}).") from None
+
+
+def settle(accelerator: Accelerator, shard: Shard, plugin: FullyShardedDataParallelPlugin | None) -> None:
+    """Make accelerate shard among CPU processes too, and refuse several processes that were not asked for."""
+    if shard == "none" and accelerator.num_processes > 1:
+        raise UserError(
+            f"training.shard=none trains on one process, but {accelerator.num_processes} were started; set "
+            "training.shard=ddp or fsdp."
+        )
+    if plugin is None:
+        return
+    os.environ.pop(_ASKED, None)
+    # Outputs are views where the last layer's are; nothing changes them in place, which is what torch warns of.
+    warnings.filterwarnings("ignore", message=".*FSDP2-wrapped module.*returned a view", category=UserWarning)
+    # accelerate hands the plugin to GPUs alone; torch shards among CPU processes just as well.
+    if accelerator.distributed_type == DistributedType.MULTI_CPU:
+        accelerator.state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = plugin
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the weights of a model are sharded."""
+    return bool(_sharded_modules(model))
+
+
+def compile_networks(model: nn.Module, accelerator: Accelerator) -> None:
+    """``torch.compile``, of the whole or, before it is sharded, of each block: what is gathered at once."""
+    blocks = [module for module in model.modules() if isinstance(module, Block)]
+    for module in blocks if blocks and accelerator.is_fsdp2 else [model]:
+        module.compile()
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Inside the block all weights are whole on every process, and no network waits for another. A collective call.
+
+    For what one process does alone, and for networks that are called otherwise than through ``forward``.
+    """
+    modules = _sharded_modules(model)
+    hooks = [(module._forward_pre_hooks, module._forward_hooks) for module in modules]
+    for module in modules:
+        module.unshard()
+        # FSDP's hooks gather, let go and note in which order: a process alone would wait for the others, or they later
+        # for it. Nothing else hangs on a network of a learner.
+        module._forward_pre_hooks, module._forward_hooks = OrderedDict(), OrderedDict()
+    try:
+        yield
+    finally:
+        for module, (before, after) in zip(modules, hooks, strict=True):
+            module._forward_pre_hooks, module._forward_hooks = before, after
+            module.reshard()
+
+
+def in_full_precision(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Half precision becomes float32."""
+    return {name: at_least_float32(value) if value.is_floating_point() else value for name, value in outputs.items()}
+
+
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that are gathered at once, the root among them; none where nothing is sharded."""
+    return [module for module in model.modules() if hasattr(module, "reshard") and hasattr(module, "unshard")]

@@ -1,4 +1,4 @@
-"""The numbers of a run: ``metrics.jsonl`` and what ``run.tracking`` names for programs, a live line for people."""
+"""The numbers of a run: ``metrics.jsonl`` and ``run.tracking`` for programs, a live line and a page for people."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ import torch
 from typing_extensions import Self
 
 from afire import progress
+from afire._version import __version__
+from afire.config import Config
+from afire.methods import METHODS
 from afire.methods.health import Health
 from afire.training.run_folder import METRICS
 from afire.training.tracking import Trackers
 
 _SECONDS_BETWEEN_LINES = 15.0
+_COLOURS = {"green": "\033[32m", "amber": "\033[33m", "red": "\033[31m"}
 
 
 class Journal(ABC):
@@ -146,7 +150,7 @@ class Journal(ABC):
         sys.stderr.flush()
 
     def say(self, message: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self._mode == "off":
             return
         start = "\r\033[K" if self._mode == "bar" else ""
@@ -166,9 +170,6 @@ class Journal(ABC):
         numbers = {name: value for name, value in record.items() if isinstance(value, float)}
         if self._trackers is not None:
             self._trackers.log(numbers, step)
-
-
-_COLOURS = {"green": "\033[32m", "amber": "\033[33m", "red": "\033[31m"}
 
 
 class PretrainingJournal(Journal):
@@ -219,5 +220,46 @@ class TaskJournal(Journal):
             self.note_best(metric, value, epoch)
 
     def note_best(self, metric: str, value: float, epoch: int) -> None:
-        """What the live line says from now on."""
+        """Show the best value in the live line from now on."""
         self.best = f" | best {metric} {value:.3f} (epoch {epoch})"
+
+
+def run_page(config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """The text of ``README.md`` of a run: how it ended."""
+    losses = ", ".join(f"{name} {value:.4f}" for name, value in summary["losses"].items())
+    colour, reason = summary["health"]
+    encoder, epochs = config.encoder, config.training.epochs
+    is_method = config.method in METHODS  # else the networks are a detector's own, which need not read ``encoder``
+    trains = "A pre-training run" if is_method else f"The training of a detector ({config.method})"
+    command = "pretrain" if is_method else "detect fit"
+    method = METHODS.get(config.method)
+    kind = "films with labels" if method is not None and method.learns_from_labels else "normal films"
+    films = f"{data['used']:,} {kind} of {data['films']:,} ({data['source']}), hash `{data['hash'][:12]}`"
+    rows = {
+        "data": films if method is None or method.trains else "none: the weights are those it was started from",
+        "films": f"{config.image.size} px",
+        "encoder": f"width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}"
+        + (", convolutional stem" if encoder.stem == "conv" else ""),
+        "parameters": f"{summary['parameters']:,} trained",
+        "losses at the end": losses,
+        "health": f"{colour}: {reason}",
+        "speed": f"{summary['images_per_second']:.1f} images/s on {summary['processes']} process(es)",
+        "waiting for data": f"{summary['data_wait']:.1%} of the time",
+        "bad films skipped": summary["bad_films"],
+    }
+    board = " and `tensorboard/`" if "tensorboard" in config.run.tracking else ""
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items() if is_method or name != "encoder")
+    return f"""# {trains}, afire {__version__}
+
+Status: **{summary["status"]}** at step {summary["step"]:,} of {summary["steps"]:,} (epoch {summary["epoch"]}/{epochs}).
+
+| | |
+|---|---|
+{table}
+
+- `config.yaml` every setting; `environment.json` versions, machine and commit; `data.json` which films
+- `metrics.jsonl`{board} numbers by step; `pictures/` restorations and prototypes by epoch
+- `checkpoints/` the newest checkpoints; go on with `afire {command} --resume` and the same arguments
+
+Research software, not a medical device.
+"""

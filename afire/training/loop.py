@@ -27,9 +27,8 @@ from afire.errors import UserError
 from afire.files import write_json
 from afire.nn import distributed
 from afire.training import run_folder as checkpoints
-from afire.training import sharding
 from afire.training.batches import Batch, Plan, Prefetcher
-from afire.training.engine import StopSignals, agree, explain, on_first_process
+from afire.training.engine import StopSignals, agree, explain, is_sharded, on_first_process
 from afire.training.journal import Journal
 from afire.training.run_folder import RunFolder, Tensors, collect
 
@@ -93,7 +92,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def end_epoch(self, epoch: int) -> None:
-        """Judge the epoch that is done, counted from 1. A collective call."""
+        """Evaluate the epoch that ended, counted from 1. A collective call."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -111,7 +110,7 @@ class Trainer(ABC):
         """Drop gradients that must not count."""
 
     def after_update(self) -> None:  # noqa: B027
-        """Move what the optimisers do not."""
+        """Update what the optimisers do not."""
 
     def is_over(self) -> bool:
         """Whether there is nothing left to do."""
@@ -147,7 +146,7 @@ class Trainer(ABC):
         return checkpoint
 
     def _check_same_steps(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """A step must mean the same films before and after: else schedules and epochs would run apart."""
+        """A step must mean the same films before and after, or schedules and epochs would diverge."""
         before = checkpoint.state.get("steps_per_epoch")
         if before is not None and int(before) != self.plan.steps_per_epoch:
             raise UserError(
@@ -165,7 +164,7 @@ class Trainer(ABC):
         """Restore what a checkpoint holds, and hand model and optimisers to accelerate."""
         if checkpoint is not None:
             checkpoints.restore_model(checkpoint, self.model)
-        if sharding.is_sharded(self.model):  # by an earlier phase; only the optimisers are new
+        if is_sharded(self.model):  # by an earlier phase; only the optimisers are new
             optimizers = [self.accelerator.prepare_optimizer(optimizer) for optimizer in self.optimizers.values()]
         else:
             self.wrapped, *optimizers = self.accelerator.prepare(self.model, *self.optimizers.values())
@@ -231,7 +230,7 @@ class Trainer(ABC):
         return float(distributed.whole(norm))
 
     def _usable(self, norm: float) -> bool:
-        """With a gradient scaler an infinite norm is its business: it leaves the step out and scales down."""
+        """A gradient scaler deals with an infinite norm itself: it skips the step and scales down."""
         return bool(np.isfinite(norm)) or self.accelerator.scaler is not None
 
     def _update(self, turn: str) -> None:

@@ -63,13 +63,13 @@ def _labelled_rows(films: Films, split: Split | None, most: int, seed: int) -> t
     parts = split.rows(manifest)
     labels = manifest.table["normal"].to_numpy()
     chosen = []
-    for part in ("train", "val"):
-        known = parts[part][~np.isnan(labels[parts[part]])]
+    for subset in ("train", "val"):
+        known = parts[subset][~np.isnan(labels[parts[subset]])]
         if len(np.unique(labels[known])) < 2:
             raise UserError(
-                f"the online probe needs normal and abnormal films in the {part} part; "
+                f"the online probe needs normal and abnormal films in the {subset} part; "
                 "set run.probe_epochs=0 where there are no labels."
             )
-        order = np.random.default_rng([seed, len(part)]).permutation(len(known))
+        order = np.random.default_rng([seed, len(subset)]).permutation(len(known))
         chosen.append(np.sort(known[order[:most]]))
     return chosen[0], chosen[1]

@@ -23,17 +23,31 @@ from afire.methods import complete, method_type
 from afire.methods.base import Keys, Learner, Losses, Outputs, Progress, Views, count_parameters, train_only
 from afire.methods.health import Health
 from afire.nn import distributed
-from afire.training import budget, sharding, tracking
-from afire.training.batches import Batch, Plan, Reader, run_labels
+from afire.training import tracking
+from afire.training.batches import (
+    Batch,
+    Plan,
+    Reader,
+    Speed,
+    as_begun,
+    budget_message,
+    enough_epochs,
+    lasting,
+    run_labels,
+)
 from afire.training.engine import (
     Schedules,
     any_process,
+    compile_networks,
     data_hash,
+    gathered,
     gradient_exchange,
+    in_full_precision,
+    is_sharded,
     make_accelerator,
     make_optimizer,
 )
-from afire.training.journal import PretrainingJournal
+from afire.training.journal import PretrainingJournal, run_page
 from afire.training.loop import Ending, Trainer
 from afire.training.run_folder import RunFolder
 
@@ -93,7 +107,7 @@ def pretrain(
     ``learner`` is what learns, made from ``config``: by default the method that ``config`` names. ``start`` gives it
     its first weights, those of the run ``behind``, whose films this run has seen as well. ``observers`` are called at
     the end of an epoch on the first process; numbers they return are logged. Where they depend on how long the run is,
-    they are made from its settings, in which film views and minutes have become epochs (:mod:`afire.training.budget`).
+    they are made from its settings, in which film views and minutes have become epochs (:mod:`afire.training.batches`).
     """
     learner = learner or method_type(config.method)
     make = observers if callable(observers) else lambda _: observers
@@ -118,22 +132,22 @@ def _settled(
     device: str,
     observers: Callable[[Config], Sequence[Observer]],
 ) -> Config:
-    """The settings with the number of epochs that the run is begun with, or was."""
-    begun = budget.as_begun(config, folder) if resume else None
+    """The settings with the number of epochs that the run begins with, or began with."""
+    begun = as_begun(config, folder) if resume else None
     if begun is not None:
         return begun
     count = len(films) if rows is None else len(rows)
     steps_per_epoch, speed = count // config.training.batch_size, None
     if not config.training.minutes:
-        settled = budget.enough_epochs(config, count)
+        settled = enough_epochs(config, count)
     elif folder.exists and not force:
         return config  # which the run will be refused for: nothing to measure
     else:
         speed = _measured(config, learner, films, folder.path.parent, rows, device, observers(config))
-        settled = budget.lasting(config, speed.epochs(config, steps_per_epoch))
-    said = budget.message(config, settled, count, speed, steps_per_epoch)
-    if said and os.environ.get("RANK", "0") == "0":
-        logger.info("%s", said)
+        settled = lasting(config, speed.epochs(config, steps_per_epoch))
+    message = budget_message(config, settled, count, speed, steps_per_epoch)
+    if message and os.environ.get("RANK", "0") == "0":
+        logger.info("%s", message)
     return settled
 
 
@@ -145,9 +159,9 @@ def _measured(
     rows: np.ndarray | None,
     device: str,
     observers: Sequence[Observer],
-) -> budget.Speed:
-    """What a short trial of the run, of which nothing is kept, says about its speed; the same on every process."""
-    longer = budget.lasting(config, _LONG * config.training.epochs)
+) -> Speed:
+    """The speed of the run, measured in a short trial that leaves no files; the same on every process."""
+    longer = lasting(config, _LONG * config.training.epochs)
     beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".part-trial-", dir=beside) as name, RunFolder(Path(name)) as folder:
         trial = _Trial(longer, learner, films, folder, rows, "", None, None, False, False, device, observers)
@@ -179,8 +193,8 @@ class Pretraining(Trainer):
     ) -> None:
         rows = np.arange(len(films)) if rows is None else np.sort(np.asarray(rows, dtype=np.int64))
         config = complete(config, learner)
-        asked = learner.asked_labels(config)
-        labels = run_labels(films.manifest, rows, asked) if learner.learns_from_labels else None
+        label_names = learner.asked_labels(config)
+        labels = run_labels(films.manifest, rows, label_names) if learner.learns_from_labels else None
         self.config = config = learner.settled(config, len(rows), labels.names if labels else ())
         self.observers, recipe = observers, config.training
         if not learner.trains and start is None:
@@ -219,7 +233,7 @@ class Pretraining(Trainer):
         self.model.to(ranks.device).train()
         self._make_optimizers()
         if recipe.compile:
-            sharding.compile_networks(self.model, ranks)
+            compile_networks(self.model, ranks)
         self.wrap(checkpoint)
         self.model.begin_run(torch.from_numpy(rows), self._read)
         # Of the last step and epoch: a run that was killed after its last checkpoint has nothing left to measure.
@@ -231,7 +245,7 @@ class Pretraining(Trainer):
         self.judged: Losses | None = None
 
     def _read(self, rows: Tensor) -> Tensor:
-        """Films of some rows as images; in place of a bad one the film behind it."""
+        """Films of some rows as images; a bad film is replaced by the next one."""
         return self.images(Reader(self.films, self.plan.rows, self.run.on_bad_film).read(rows.numpy()))
 
     def _make_optimizers(self) -> None:
@@ -271,7 +285,7 @@ class Pretraining(Trainer):
             self._make_optimizers()  # other parameters are trained now: old moments would move what is frozen
             self.wrap(None)
         if self.model.prepares:
-            with sharding.gathered(self.model):
+            with gathered(self.model):
                 self.model.prepare(epoch, self._all_films)
 
     def _all_films(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -325,11 +339,11 @@ class Pretraining(Trainer):
                 self._backward(self._look(self.wrapped, self.views), joined, sizes, number)
 
     def _look(self, networks: nn.Module, views: Views) -> Outputs:
-        """What the networks say, in full precision whatever they are computed in."""
+        """The networks' outputs, in full precision whatever they are computed in."""
         with self.accelerator.autocast():
             outputs: Outputs = networks(views)
         # Elsewhere accelerate does it in `prepare`.
-        return sharding.in_full_precision(outputs) if sharding.is_sharded(networks) else outputs
+        return in_full_precision(outputs) if is_sharded(networks) else outputs
 
     def _backward(self, outputs: Outputs, joined: Outputs, sizes: Mapping[str, Sequence[int]], number: int) -> None:
         """Carry the gradients of the joined outputs on into the networks, for the piece ``number``."""
@@ -372,7 +386,7 @@ class Pretraining(Trainer):
 
     def end_epoch(self, epoch: int) -> None:
         self.model.eval()  # no stochastic depth: health is about the networks, not about a draw
-        with sharding.gathered(self.model):
+        with gathered(self.model):
             self.health = self.model.health(self.views, self.losses)
             # Every process judges its own films; they act on it together, or one would leave and the others wait.
             red = any_process(self.accelerator, self.health is not None and self.health.colour == "red")
@@ -429,13 +443,13 @@ class Pretraining(Trainer):
                 "bad_films": ending.bad_films,
                 "peak_memory_bytes": self.journal.peak_memory(),
             }
-            self.folder.finish(self.config, self.data, summary)
+            self.folder.finish(run_page(self.config, self.data, summary), summary)
         speed, wait = ending.images_per_second, ending.data_wait
         return PretrainResult(ending.status, ending.signal, self.step, self.steps, self.losses, speed, wait)
 
 
 def _read_health(stored: Mapping[str, Any] | None) -> Health | None:
-    """Of a checkpoint; those of version 0.1 have the numbers alone, and say nothing about them."""
+    """The health in a checkpoint; those of version 0.1 hold only its numbers."""
     return Health(**stored) if stored and "numbers" in stored else None
 
 
@@ -446,7 +460,7 @@ _LONG = 1000  # times as many epochs as the run: a trial ends by the clock
 class _Trial(Pretraining):
     """The first steps of a run, for its speed: then one end of an epoch, one checkpoint, and every observer once."""
 
-    speed: budget.Speed | None = None
+    speed: Speed | None = None
     clock: tuple[float, ...] = ()
 
     def after_update(self) -> None:
@@ -460,7 +474,7 @@ class _Trial(Pretraining):
             watching = self._seconds(lambda: super(_Trial, self).end_epoch(0))  # a multiple of every number of epochs
             saving = self._seconds(super().save)
             seconds = torch.tensor([step, idle, saving, max(watching - idle, 0.0)], device=self.accelerator.device)
-            self.speed = budget.Speed(*distributed.maximum(seconds).tolist())
+            self.speed = Speed(*distributed.maximum(seconds).tolist())
 
     def _seconds(self, call: Callable[[], None]) -> float:
         start = time.perf_counter()
@@ -477,7 +491,7 @@ class _Trial(Pretraining):
         """Only in the measurement."""
 
     def make_journal(self) -> PretrainingJournal:
-        """One that says and writes nothing."""
+        """A journal that shows and writes nothing."""
         self.journal = PretrainingJournal(
             self.folder.path,
             first_step=0,

@@ -33,7 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from afire._version import __version__
-from afire.config import Config, Section
+from afire.config import Section
 from afire.errors import UserError
 from afire.files import (
     ORDINARY_MODE,
@@ -49,7 +49,6 @@ from afire.files import (
 )
 from afire.nn import distributed
 from afire.settings import load_settings, to_yaml
-from afire.training.run_page import run_page
 
 logger = logging.getLogger("afire")
 
@@ -132,8 +131,8 @@ def save_checkpoint(
         write_folder(final, *(tensors or collect(model, optimizers)), state)
         _prune(folder, keep)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk in its own way
-        kept = [path.name for path in sorted(folder.glob("step-*"))]
-        newest = f"; {kept[-1]} is whole, resume from it" if kept else ""
+        names = [path.name for path in sorted(folder.glob("step-*"))]
+        newest = f"; {names[-1]} is whole, resume from it" if names else ""
         raise UserError(
             f"cannot write the checkpoint {final}: {getattr(error, 'strerror', None) or error}{newest}."
         ) from error
@@ -142,10 +141,10 @@ def save_checkpoint(
 
 def _prune(folder: Path, keep: int) -> None:
     """Keep the newest ``keep`` whole checkpoints: a truncated one, however new, is nothing to go on from."""
-    kept = 0
+    count = 0
     for checkpoint in sorted(folder.glob("step-*"), reverse=True):
-        if kept < keep and _looks_whole(checkpoint):
-            kept += 1
+        if count < keep and _looks_whole(checkpoint):
+            count += 1
         else:
             shutil.rmtree(checkpoint)
 
@@ -204,8 +203,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     state = read_json(folder / STATE)
     if not isinstance(state, dict):
         raise UserError(f"{folder / STATE} is not the state of a checkpoint.")
-    said = state.pop(_DIGEST, None)
-    if said is not None and said != _digest(state):
+    recorded = state.pop(_DIGEST, None)
+    if recorded is not None and recorded != _digest(state):
         raise UserError(f"{folder / STATE} is not what was written: its digest differs.")
     return state
 
@@ -386,19 +385,19 @@ class RunFolder:
         path = self.path / METRICS
         if not path.exists():
             return
-        kept = []
+        lines = []
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
                 if json.loads(line)["step"] <= step:
-                    kept.append(line)
+                    lines.append(line)
             except (ValueError, KeyError, TypeError):
                 continue  # truncated by a kill
-        write_text(path, "".join(f"{line}\n" for line in kept))
+        write_text(path, "".join(f"{line}\n" for line in lines))
 
-    def finish(self, config: Config, data: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` and the page."""
+    def finish(self, page: str, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``, and ``README.md`` with the text of ``page``."""
         write_json(self.path / SUMMARY, dict(summary))
-        write_text(self.path / "README.md", run_page(config, data, summary))
+        write_text(self.path / "README.md", page)
 
 
 def _film_changes(names: Sequence[str]) -> list[str]:
@@ -468,10 +467,10 @@ def _git_state() -> dict[str, Any] | None:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings by their dotted names."""
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{prefix}{key}."))
+            entries.update(flat(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            entries[f"{prefix}{key}"] = value
+    return entries

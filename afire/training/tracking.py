@@ -70,8 +70,8 @@ class WeightsAndBiases(Tracker):
 
     def __init__(self, out: Path, first_step: int, settings: Mapping[str, Any]) -> None:
         wandb = _imported(self.name)
-        known = _known(out, self.name) if first_step else None
-        again = {"id": known, "resume": "allow"} if known else {}
+        run_id = _known(out, self.name) if first_step else None
+        again = {"id": run_id, "resume": "allow"} if run_id else {}
         self._run = wandb.init(project=PROJECT, dir=str(out), name=out.name, config=dict(settings), **again)
         _remember(out, self.name, str(self._run.id))
 
@@ -95,10 +95,10 @@ class MLflow(Tracker):
         )
         self._waiting: list[Any] = []
         self._sent = time.monotonic()
-        known = _known(out, self.name) if first_step else None
-        if known is not None:
-            self._run_id = known
-            self._client.update_run(known, status="RUNNING")
+        run_id = _known(out, self.name) if first_step else None
+        if run_id is not None:
+            self._run_id = run_id
+            self._client.update_run(run_id, status="RUNNING")
             return
         self._run_id = str(self._client.create_run(self._experiment(), run_name=out.name).info.run_id)
         parameters = [mlflow.entities.Param(key, str(value)[:_MLFLOW_TEXT]) for key, value in flat(settings).items()]
@@ -107,8 +107,8 @@ class MLflow(Tracker):
         _remember(out, self.name, self._run_id)
 
     def _experiment(self) -> str:
-        known = self._client.get_experiment_by_name(PROJECT)
-        return str(known.experiment_id if known is not None else self._client.create_experiment(PROJECT))
+        experiment = self._client.get_experiment_by_name(PROJECT)
+        return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(PROJECT))
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         now, metric = int(1000 * time.time()), self._mlflow.entities.Metric

@@ -4,6 +4,9 @@ Plain ViTs of other libraries differ in little things that our encoder can hold 
 positions without one for the class token, another normalisation of the input. Those are turned into ours here, and
 what it cannot hold is refused.
 
+``timm:NAME``, such as ``timm:deit_tiny_patch16_224``, is a pre-trained ViT of timm, which downloads it and keeps it in
+the hub's cache, where it is found again without a network.
+
 Shapes: D width, C channels, p patch size, L patches.
 """
 
@@ -12,6 +15,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -38,11 +43,12 @@ _INSIDE = frozenset(
 _SCALES = {"ls1.gamma": "attn.proj", "ls2.gamma": "mlp.fc2", "gamma_1": "attn.proj", "gamma_2": "mlp.fc2"}
 _REGISTERS = ("reg_token", "register_tokens", "embeddings.register_tokens")
 _POSITION_TOLERANCE = 1e-3  # files in half precision
+TIMM = "timm:"
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Of an encoder in a file. ``heads`` are as many as such a width usually has, unless somebody says them."""
+    """Of an encoder in a file. ``heads`` are as many as such a width usually has, unless a file says otherwise."""
 
     width: int
     depth: int
@@ -125,13 +131,17 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         content = read_json(file)
     except UserError:
-        return {}  # somebody else's file, which says nothing to us
+        return {}  # a file of another program, which we cannot read
     return content if isinstance(content, dict) else {}
 
 
 def _three(numbers: object) -> tuple[float, ...]:
-    if isinstance(numbers, Sequence) and len(numbers) == 3 and all(isinstance(one, int | float) for one in numbers):
-        return tuple(float(one) for one in numbers)
+    if (
+        isinstance(numbers, Sequence)
+        and len(numbers) == 3
+        and all(isinstance(number, int | float) for number in numbers)
+    ):
+        return tuple(float(number) for number in numbers)
     return ()
 
 
@@ -255,3 +265,39 @@ def _refuse_other_blocks(tensors: Mapping[str, Tensor], file: Path) -> None:
         for name in sorted({pair[1] for pair in names} ^ _INSIDE):
             says = "lacks" if name in _INSIDE else "has"
             raise UserError(f"{file} is a ViT of another kind than ours: it {says} blocks.{number}.{name}.")
+
+
+@dataclass(frozen=True)
+class TimmModel:
+    """The tensors of a model, and what timm says about it."""
+
+    tensors: dict[str, Tensor]
+    beside: Beside
+
+
+def is_timm_name(weights: str | Path) -> bool:
+    """Whether weights are named as timm's."""
+    return str(weights).startswith(TIMM)
+
+
+@lru_cache(maxsize=1)  # opened several times in one command, for the settings and for the weights
+def timm_model(name: str) -> TimmModel:
+    """A model of timm with its pre-trained weights, downloaded where they are not there yet."""
+    if find_spec("timm") is None:
+        raise UserError(f"{TIMM}{name} needs timm; install it with pip install 'afire[timm]'.")
+    import timm
+
+    if not name or not timm.is_model(name):
+        raise UserError(f"timm has no model {name!r}; timm.list_models(pretrained=True) gives the names.")
+    try:
+        network = timm.create_model(name, pretrained=True, num_classes=0)
+    except Exception as error:  # no weights, no network, no place in the cache: of the hub's and timm's own kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"timm cannot give the weights of {name} ({type(error).__name__}: {reason}); go online once, or copy its "
+            "model.safetensors here and give that file."
+        ) from None
+    heads = getattr(getattr(next(iter(getattr(network, "blocks", ())), None), "attn", None), "num_heads", None)
+    default = getattr(network, "pretrained_cfg", None) or {}
+    mean, std = (tuple(float(number) for number in default.get(key) or ()) for key in ("mean", "std"))
+    return TimmModel(dict(network.state_dict()), Beside(heads, mean, std))

@@ -4,7 +4,7 @@ and hashes.
     BUNDLE/
         README.md              the model card
         config.json            format, settings, where the weights come from
-        preprocessing.json     from a film to the network's input, in words and numbers other tools can use
+        preprocessing.json     from a film to the network's input, as text and numbers that other tools can use
         encoder.safetensors    the trunk to use, in timm's names (AFiRe: the teacher's)
         NETWORK.safetensors    the trunk of another network (AFiRe: student)
         NAME.safetensors       what else the method has (AFiRe: head, decoder, prototypes, lesion_classifier)
@@ -192,7 +192,7 @@ def _check_listed(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a file lies where a bundle has its own; a disk's hidden leftovers (.DS_Store) are nobody's."""
+    """Whether a file lies where a bundle has its own; hidden leftovers of a disk (.DS_Store) do not count."""
     path = PurePosixPath(name)
     return path.parts[0] in (DETECTOR, SAMPLE) and not path.name.startswith(".")
 

@@ -204,46 +204,46 @@ class LoadReport:
 
 
 def fill_encoder(
-    encoder: VisionTransformer, layout: str, given: Mapping[str, Tensor], file: Path, changes: Sequence[str] = ()
+    encoder: VisionTransformer, layout: str, tensors: Mapping[str, Tensor], file: Path, changes: Sequence[str] = ()
 ) -> LoadReport:
     """Load tensors in timm's names; positions and input channels are made to fit, nothing else is.
 
     ``changes`` were made before, and are reported with the others.
     """
-    wanted = encoder.state_dict()
+    state = encoder.state_dict()
     loaded, changed = {}, list(changes)
-    for name in sorted(given.keys() & wanted.keys()):
-        tensor, change = _fit(name, given[name], wanted[name], encoder, file)
-        loaded[name] = tensor.to(wanted[name].dtype)
+    for name in sorted(tensors.keys() & state.keys()):
+        tensor, change = _fit(name, tensors[name], state[name], encoder, file)
+        loaded[name] = tensor.to(state[name].dtype)
         changed += [change] if change else []
     encoder.load_state_dict(loaded, strict=False)
-    missing = sorted(wanted.keys() - given.keys())
-    unexpected = sorted(given.keys() - wanted.keys())
+    missing = sorted(state.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - state.keys())
     return LoadReport(layout, sorted(loaded), missing, unexpected, changed)
 
 
-def _fit(name: str, tensor: Tensor, wanted: Tensor, encoder: VisionTransformer, file: Path) -> tuple[Tensor, str]:
+def _fit(name: str, tensor: Tensor, target: Tensor, encoder: VisionTransformer, file: Path) -> tuple[Tensor, str]:
     """``tensor`` in the shape that is wanted, and what had to be changed."""
     if name == "pos_embed":
-        return _fit_positions(tensor, wanted, encoder, file)
-    if tensor.shape == wanted.shape:
+        return _fit_positions(tensor, target, encoder, file)
+    if tensor.shape == target.shape:
         return tensor, ""
-    if name == ANCHOR and tensor.shape[0] == wanted.shape[0] and tensor.shape[2:] == wanted.shape[2:]:
-        if tensor.shape[1] == 3 and wanted.shape[1] == 1:
+    if name == ANCHOR and tensor.shape[0] == target.shape[0] and tensor.shape[2:] == target.shape[2:]:
+        if tensor.shape[1] == 3 and target.shape[1] == 1:
             # A grey film seen as three equal channels gives the sum of the channels' products.
             return tensor.sum(1, keepdim=True), "3 input channels summed into 1"
-        if tensor.shape[1] == 1 and wanted.shape[1] == 3:
-            return (tensor / 3).expand_as(wanted), "1 input channel spread over 3"
+        if tensor.shape[1] == 1 and target.shape[1] == 3:
+            return (tensor / 3).expand_as(target), "1 input channel spread over 3"
     raise UserError(
-        f"{file} has another architecture: {name} is {tuple(tensor.shape)} there and {tuple(wanted.shape)} here; "
+        f"{file} has another architecture: {name} is {tuple(tensor.shape)} there and {tuple(target.shape)} here; "
         "set encoder.width, depth, heads, stem and patch_size as in the weights."
     )
 
 
-def _fit_positions(tensor: Tensor, wanted: Tensor, encoder: VisionTransformer, file: Path) -> tuple[Tensor, str]:
-    if tensor.ndim != 3 or tensor.shape[-1] != wanted.shape[-1]:
+def _fit_positions(tensor: Tensor, target: Tensor, encoder: VisionTransformer, file: Path) -> tuple[Tensor, str]:
+    if tensor.ndim != 3 or tensor.shape[-1] != target.shape[-1]:
         raise UserError(
-            f"{file}: pos_embed is {tuple(tensor.shape)}, which does not fit a width of {wanted.shape[-1]}."
+            f"{file}: pos_embed is {tuple(tensor.shape)}, which does not fit a width of {target.shape[-1]}."
         )
     side = round((tensor.shape[1] - 1) ** 0.5)
     if side * side != tensor.shape[1] - 1:
@@ -260,5 +260,5 @@ def _fit_positions(tensor: Tensor, wanted: Tensor, encoder: VisionTransformer, f
         native = VisionTransformer(side * encoder.patch_size, encoder.patch_size, 1, encoder.width, 1, 1).pos_embed
         if not torch.allclose(tensor.float(), native, atol=1e-3):
             raise UserError(f"{file} has learned positions; add --set encoder.positions=learned.")
-        return wanted, change and "positions computed for the new size"
+        return target, change and "positions computed for the new size"
     return resized, change

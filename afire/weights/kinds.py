@@ -26,10 +26,9 @@ from afire.nn.residual import Trunk, initialise_trunk, make_trunk, residual_sett
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.settings import load_config
 from afire.training.run_folder import MODEL, STATE, read_state
-from afire.weights.architecture import Architecture, Beside, plain_vit, read_architecture, read_beside
+from afire.weights.architecture import TIMM, Architecture, Beside, plain_vit, read_architecture, read_beside, timm_model
 from afire.weights.bundle import Bundle, Holds, component_of
 from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
-from afire.weights.timm_models import TIMM, timm_model
 
 Loadable = TypeVar("Loadable", bound=nn.Module)
 RANDOM = "random"
@@ -74,7 +73,7 @@ class Weights(ABC):
     """The folder of the fitted detector that lies with them."""
 
     def __init__(self, name: str, settings: Config | None, network: str | None) -> None:
-        """``settings``: their own, else those that were asked for; None where nobody says the architecture."""
+        """``settings``: their own, else those that were asked for; None where the architecture is unknown."""
         self.name, self._settings, self._network = name, settings, network
 
     @property
@@ -251,8 +250,8 @@ class FileWeights(Weights):
         return read_tensors(self.file)
 
     def read_trunk(self) -> TrunkTensors:
-        layout, found = find_encoder(self._read(), self.file)
-        tensors, changes = plain_vit(found, self.file, self._beside)
+        layout, raw = find_encoder(self._read(), self.file)
+        tensors, changes = plain_vit(raw, self.file, self._beside)
         return TrunkTensors(layout, tensors, self.file, tuple(changes))
 
     def _fill_trunk(self, trunk: Trunk) -> str:
@@ -354,8 +353,8 @@ class _OwnWeights(Weights):
         method.load_state_dict(tensors)
         return f"{len(tensors)} tensors of the whole model from {self._place}", self._schedule(method)
 
-    def _check(self, wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-        problem = _misfit(wanted, given)
+    def _check(self, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+        problem = _misfit(state, tensors)
         if problem:
             raise UserError(self._refusal(problem))
 
@@ -497,10 +496,10 @@ class BundleWeights(_OwnWeights):
     def _schedule(self, method: Method) -> Mapping[str, float]:
         """As it was exported. Before there were several methods, a bundle kept AFiRe's temperature alone."""
         about = self.bundle.about
-        kept = about.get("schedule", {"teacher_temperature": about.get("teacher_temperature")})
+        stored = about.get("schedule", {"teacher_temperature": about.get("teacher_temperature")})
         end = method.schedule(Progress(_LONG_AFTER, 1, 1))
         try:
-            reached = {name: value if kept.get(name) is None else float(kept[name]) for name, value in end.items()}
+            reached = {name: value if stored.get(name) is None else float(stored[name]) for name, value in end.items()}
         except (AttributeError, TypeError, ValueError):
             raise UserError(
                 f"{self.bundle.folder}: config.json says no numbers of a schedule; export it again."
@@ -510,14 +509,14 @@ class BundleWeights(_OwnWeights):
         return reached
 
 
-def _misfit(wanted: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
+def _misfit(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
     """What is wrong with tensors that were given for those of a network; empty where nothing is."""
-    for name in wanted:
-        if name not in given:
+    for name in state:
+        if name not in tensors:
             return f"lacks {name}"
-    for name, tensor in given.items():
-        if name not in wanted:
+    for name, tensor in tensors.items():
+        if name not in state:
             return f"holds {name}, which its settings do not have"
-        if tensor.shape != wanted[name].shape:
-            return f"has {name} as {tuple(tensor.shape)}, but its settings say {tuple(wanted[name].shape)}"
+        if tensor.shape != state[name].shape:
+            return f"has {name} as {tuple(tensor.shape)}, but its settings say {tuple(state[name].shape)}"
     return ""

@@ -22,6 +22,7 @@ from afire.errors import UserError
 from afire.methods import Method
 from afire.settings import load_config
 from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
+from afire.weights.architecture import TIMM, is_timm_name
 from afire.weights.bundle import DETECTOR_SETTINGS, is_bundle, open_bundle
 from afire.weights.files import fill_encoder
 from afire.weights.hub import bundle_name, is_hub_name, local_path
@@ -35,7 +36,6 @@ from afire.weights.kinds import (
     TimmWeights,
     Weights,
 )
-from afire.weights.timm_models import TIMM, is_timm_name
 
 logger = logging.getLogger("afire")
 _OLDER_MODEL = "pytorch_model.bin"  # of transformers
@@ -96,16 +96,16 @@ def said_by(source: str | Path, data: Path | None = None, preset: str | None = N
     if not isinstance(weights, FileWeights):
         return {}
     architecture = weights.architecture
-    said = architecture.settings()
+    settings = architecture.settings()
     if data is not None and is_pack(data):
         packed = read_summary(data).settings.size
         if packed % architecture.patch_size == 0:
-            said["image"]["size"] = packed
+            settings["image"]["size"] = packed
     if preset is not None and not architecture.heads_said:
         encoder = load_config(preset).encoder
         if encoder.width == architecture.width:
-            said["encoder"]["heads"] = encoder.heads
-    return said
+            settings["encoder"]["heads"] = encoder.heads
+    return settings
 
 
 def start_from(source: str | Path) -> Callable[[Method], None]:
@@ -220,16 +220,16 @@ def _run_of(path: Path) -> Path | None:
     return None
 
 
-def _check_same(config: Config, asked: Config | None, whose: str) -> None:
+def _check_same(config: Config, request: Config | None, whose: str) -> None:
     """What was asked beside ``config``, which the weights bring, must not contradict it."""
-    if asked is None:
+    if request is None:
         return
     for section in ("encoder", "image"):
-        ours, theirs = getattr(config, section).model_dump(), getattr(asked, section).model_dump()
-        given = getattr(asked, section).model_fields_set
+        ours, theirs = getattr(config, section).model_dump(), getattr(request, section).model_dump()
+        explicit = getattr(request, section).model_fields_set
         for key, value in ours.items():
             name = f"{section}.{key}"
-            free = name in _FREE or (name in _FREE_UNLESS_GIVEN and key not in given)
+            free = name in _FREE or (name in _FREE_UNLESS_GIVEN and key not in explicit)
             if not free and theirs[key] != value:
                 raise UserError(
                     f"{whose} has {name} {value}, but {theirs[key]} was asked for; "

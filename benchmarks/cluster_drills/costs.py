@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from afire.cluster import ray_engine
-from afire.cluster.shards import Shard, all_shards
+from afire.cluster import engine
+from afire.cluster.shards import Do, Shard, Work, all_shards
 from afire.cluster.store import ShardStore
-from afire.cluster.work import Do, Work
 from afire.processes import usable_cores
 from afire.progress import _Silent
 from afire.settings import load_config
@@ -36,14 +35,14 @@ def do_nothing(_: Mapping[str, Any]) -> Do:
 def ray_costs() -> dict[str, float]:
     """Seconds: Ray's start here, the first actor, and a shard that does nothing, as a task and on an actor."""
     start = time.perf_counter()
-    with ray_engine.connected(None, 1) as ray:
+    with engine.connected(None, 1) as ray:
         started = time.perf_counter() - start
         names = [f"images/film{number:07d}.png" for number in range(A_SHARD)]
 
         def seconds(shards: int, keeps: bool) -> float:
             work = Work("", do_nothing, {}, lambda shard: names, keeps)  # a task is told its films, as in packing
             begun = time.perf_counter()
-            run = ray_engine._on_actors if keeps else ray_engine._as_tasks
+            run = engine._on_actors if keeps else engine._as_tasks
             run(ray, work, all_shards(shards), 1, _Silent())
             return time.perf_counter() - begun
 

@@ -25,12 +25,11 @@ from fault_drills.commands import ENVIRONMENT, DrillError, afire, last_line
 from fault_drills.full_disk import small_disk
 from PIL import Image
 
-from afire.cluster.shards import all_shards
+from afire.cluster.shards import Where, all_shards
 from afire.cluster.store import WRITING, ShardStore
-from afire.cluster.work import Where
 from afire.data.manifest import read_manifest, write_manifest
 from afire.data.pack import PackedFilms, PackSettings, identity, pack
-from afire.data.sharded import STEM, SUFFIX
+from afire.data.pack_files import STEM, SUFFIX
 from afire.data.shards import ShardedPack
 from afire.data.sources.folders import build_folder
 from cluster_drills.raylets import Raylets

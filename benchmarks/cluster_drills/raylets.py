@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from afire.cluster.ray_engine import MODE, NICENESS, TOKEN, prepare
+from afire.cluster.engine import MODE, NICENESS, TOKEN, prepare
 
 # By Ray's defaults a minute passes until a raylet that is gone is missed, of which a drill would be most.
 _NOTICES_SOON = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "5000"}

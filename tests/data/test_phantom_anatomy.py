@@ -9,13 +9,11 @@ import pytest
 from scipy.ndimage import binary_dilation
 
 from afire.data.phantom.anatomy import Patient, Pose, draw_patient
-from afire.data.phantom.devices import DEVICES
-from afire.data.phantom.film import draw_film, sitting_of
-from afire.data.phantom.maps import ANATOMY, LUNGS
-from afire.data.phantom.physics import Frame, stream
+from afire.data.phantom.film import ANATOMY, LUNGS, draw_film, sitting_of
+from afire.data.phantom.objects import DEVICES
+from afire.data.phantom.physics import Frame, Shadow, stream
 from afire.data.phantom.style import PLAIN, Style, draw_style
 from afire.data.phantom.thorax import Thorax
-from afire.data.phantom.tubes import Shadow
 
 STANDING = Pose(breath=1, yaw=0, arm=0.5, shrug=0)
 FILMS = [draw_film(1, index, 96, diseases=()) for index in range(24)]

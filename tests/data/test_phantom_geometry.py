@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from afire.data.phantom.physics import Contour, Curve, Frame, blurred, mottle
-from afire.data.phantom.tubes import Shadow, tubes
+from afire.data.phantom.physics import Contour, Curve, Frame, Shadow, blurred, mottle, tubes
 
 
 def test_a_tube_casts_the_shadow_of_a_rod() -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from afire.data.manifest import Manifest, make_manifest
-from afire.data.sources.lists import MIMIC_LABELS
+from afire.data.sources.chexpert import MIMIC_LABELS
 from afire.data.stats import Combination, describe, label_combinations, merge_combinations
 
 # The paper's table: which labels are 1, and how many films.

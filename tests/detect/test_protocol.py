@@ -11,7 +11,7 @@ import pytest
 from afire.data.keys import Seen, remember_films
 from afire.data.manifest import Manifest, make_manifest
 from afire.data.pack import PackedFilms
-from afire.data.sources.lists import build_chexpert
+from afire.data.sources.chexpert import build_chexpert
 from afire.data.splits import random_split
 from afire.detect import protocol
 from afire.detect.fit import detection_subsets
@@ -24,7 +24,7 @@ from afire.detect.protocol import (
     seen_in_pretraining,
 )
 from afire.errors import UserError
-from tests.data.sources.test_lists_chexpert import HEADER, SET
+from tests.data.sources.test_chexpert import HEADER, SET
 
 
 def test_the_manifests_own_lists(films: PackedFilms) -> None:

@@ -18,7 +18,7 @@ from afire.methods.c2l import C2L, mixed, neighbours
 from afire.methods.moco import MoCo
 from afire.methods.pcl import PCL, UNKNOWN, prototype_loss, spreads
 from afire.methods.twins import Queued, info_nce
-from afire.nn.clusters import kmeans, nearest_centres
+from afire.nn.memory import kmeans, nearest_centres
 from afire.settings import load_config
 
 SMALL = ["image.size=32", "encoder.patch_size=8", "encoder.width=16", "encoder.depth=1", "options.hidden=8"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from afire.nn.memory import NOBODY, KeyQueue, of_all
-from afire.nn.momentum import follow_network, twin
+from afire.nn.memory import NOBODY, KeyQueue, follow_network, of_all, twin
 
 
 def keys(*numbers: int) -> tuple[torch.Tensor, torch.Tensor]:

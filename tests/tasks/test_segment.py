@@ -16,7 +16,7 @@ from afire.cli import app
 from afire.data.pack import PackedFilms, PackSettings
 from afire.data.pack import pack as pack_films
 from afire.data.rle import decode_rle, encode_siim
-from afire.data.sources.siim import build_siim
+from afire.data.sources.nih import build_siim
 from afire.errors import UserError
 from afire.report.task_figures import choose_films
 from afire.tasks import metrics as m

@@ -8,7 +8,8 @@ from typing import Literal
 
 import pytest
 
-from afire.data.sources.lists import COMPETITION_LABELS, NIH_LABELS
+from afire.data.sources.chexpert import COMPETITION_LABELS
+from afire.data.sources.nih import NIH_LABELS
 from afire.errors import UserError
 from afire.settings import to_yaml
 from afire.tasks.settings import TASK_PRESETS, load_task_config

@@ -16,6 +16,7 @@ from afire.config import Config
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
 from afire.training import run_folder as module
+from afire.training.journal import run_page
 from afire.training.run_folder import (
     RunFolder,
     environment,
@@ -188,7 +189,8 @@ def test_the_page_speaks_of_an_encoder_where_there_is_one(
     counts = {"step": 2, "steps": 2, "epoch": 1, "parameters": 10, "processes": 1, "bad_films": 0}
     measured = {"losses": {"total": 0.5}, "health": ["-", "not measured"], "images_per_second": 1.0, "data_wait": 0.0}
     config = smallest().model_copy(update={"method": method})
-    RunFolder(tmp_path).finish(config, data, {**counts, **measured, "status": "finished"})
+    summary = {**counts, **measured, "status": "finished"}
+    RunFolder(tmp_path).finish(run_page(config, data, summary), summary)
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     pretraining = method != "aeu"
     assert ("| encoder | width 16" in page) == ("# A pre-training run" in page) == pretraining

@@ -19,9 +19,8 @@ from afire.methods import make_method
 from afire.nn.vit import VisionTransformer
 from afire.settings import load_config
 from afire.weights import open_weights, said_by, start_from
-from afire.weights.architecture import usual_heads
+from afire.weights.architecture import timm_model, usual_heads
 from afire.weights.files import to_huggingface
-from afire.weights.timm_models import timm_model
 from tests.weights.test_files import LAYOUTS, prefixed, vit
 
 Tensors = dict[str, Tensor]

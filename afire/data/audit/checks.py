@@ -2,7 +2,7 @@
 
 Negatives: the main direction of the films (the leading singular vector of their rank pictures, not centred) does not
 care how many of them are negatives, because a film and its negative span the same line. It says which films disagree;
-which side is the right one is told by anatomy: lungs are darker than spine, belly and shoulders, and the corners are
+anatomy shows which side is the right one: lungs are darker than spine, belly and shoulders, and the corners are
 darkest.
 
 N films, P = 1024 pixels of a rank picture.
@@ -101,13 +101,15 @@ def check_range(measured: pd.DataFrame) -> Iterator[Finding]:
     notes = tuple(f"{measured['bits'].iloc[row]} bits used" for row in rows)
     numbers = {f"{bits} bits": int(count) for bits, count in depths.items()}
     listed = ", ".join(f"{bits} bits in {films_in_words(int(count))}" for bits, count in depths.items())
-    what = f"{films_in_words(len(rows))} {'does' if len(rows) == 1 else 'do'} not use all bits of the file ({listed})"
+    statement = (
+        f"{films_in_words(len(rows))} {'does' if len(rows) == 1 else 'do'} not use all bits of the file ({listed})"
+    )
     if len(depths) == 1:
         yield Finding(
-            "notice", "unused-bits", f"{what}; white is taken to be that depth's.", single(rows), notes, numbers
+            "notice", "unused-bits", f"{statement}; white is taken to be that depth's.", single(rows), notes, numbers
         )
         return
-    message = f"{what}, so what is white differs from film to film; export all films alike."
+    message = f"{statement}, so what is white differs from film to film; export all films alike."
     yield Finding("warning", "unused-bits", message, single(rows), notes, numbers)
 
 
@@ -162,7 +164,7 @@ def judge_polarity(ranks_NP: NDArray[np.uint8], views: Sequence[str]) -> Polarit
 
 
 def _spread(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """At most so many of the rows as are needed for a typical film, evenly spaced."""
+    """As many rows as a typical film needs at most, evenly spaced."""
     return rows[np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)]
 
 
@@ -204,10 +206,10 @@ def check_polarity(polarity: Polarity) -> Iterator[Finding]:
         share = len(suspects) / known
         most = share >= _MOSTLY_NEGATIVE
         judged = "anatomy (lungs darker than spine)" if polarity.judged_by_anatomy else "the majority of films"
-        what = "so black and white are not used in one sense" if most else f"look at {it_or_them(len(suspects))}"
+        advice = "so black and white are not used in one sense" if most else f"look at {it_or_them(len(suspects))}"
         percent = f" ({share:.0%})" if share >= 0.01 else ""
         like = "looks like a negative" if len(suspects) == 1 else "look like negatives"
-        message = f"{films_in_words(len(suspects))} of {known:,}{percent} {like}, judged by {judged}; {what}."
+        message = f"{films_in_words(len(suspects))} of {known:,}{percent} {like}, judged by {judged}; {advice}."
         yield Finding(
             "error" if most else "warning",
             "polarity",

@@ -52,9 +52,9 @@ def measure_manifest(manifest: Manifest, cache_file: Path | None, workers: int) 
         except UserError as error:  # a link out of the root
             measured[image] = Measurement(image, error=str(error).replace(f" {manifest.root}", ""))
             continue
-        known = cache.get(path, image)
-        if known is not None:
-            measured[image] = known
+        cached = cache.get(path, image)
+        if cached is not None:
+            measured[image] = cached
         else:
             jobs.append((str(path), image))
     if len(measured) > sum(bool(measurement.error) for measurement in measured.values()):
@@ -157,15 +157,15 @@ class MeasurementCache:
 
     def get(self, path: Path, image: str) -> Measurement | None:
         """What was measured of ``image`` before, if the file at ``path`` has not changed since."""
-        known = self._known.get(image)
-        if known is None:
+        entry = self._known.get(image)
+        if entry is None:
             return None
         try:
             status = path.stat()
         except OSError:
             return None
-        same = status.st_size == known.file_bytes and status.st_mtime_ns == known.modified
-        return known if same else None
+        same = status.st_size == entry.file_bytes and status.st_mtime_ns == entry.modified
+        return entry if same else None
 
     def add(self, measurement: Measurement) -> None:
         """Remember a measurement; failures are not remembered, the next run tries again."""

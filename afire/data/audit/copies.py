@@ -314,7 +314,7 @@ def _has_patients(table: pd.DataFrame) -> bool:
 
 
 def _relations(groups: Groups, pairs: Sequence[NearPair]) -> tuple[str, ...]:
-    """For each group its weakest link, in words."""
+    """The weakest relation within each group, as text."""
     of_film = {row: number for number, group in enumerate(groups) for row in group}
     notes = [""] * len(groups)
     for pair in pairs:  # best first, so that the last one written is the weakest

@@ -191,7 +191,7 @@ def measure_film(path: Path, image: str) -> Measurement:
         film, info = read_film(path, voi="auto")
         digest = sha256_file(path)
     except UserError as error:
-        # The name in the manifest: an audit is passed on, and where the data lie on this machine is nobody's business.
+        # The name in the manifest: an audit is passed on and must not show where the data lie on this machine.
         return Measurement(image, error=str(error).replace(str(path), image))
     except FileNotFoundError:
         return Measurement(image, error=f"{image} does not exist.")
@@ -272,7 +272,7 @@ def laplacian_variance(small: NDArray[np.float32]) -> float:
 
 @dataclass(frozen=True)
 class Feature:
-    """A column of facts: ``name`` in words, ``values`` one for each film (text for a category)."""
+    """A column of facts: ``name`` for people, ``values`` one for each film (text for a category)."""
 
     name: str
     group: Group

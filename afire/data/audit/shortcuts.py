@@ -82,7 +82,7 @@ def _from_category(feature: Feature, positive: NDArray[np.bool_]) -> Guess:
 
 
 def guess_from_many(features: Sequence[Feature], positive: NDArray[np.bool_]) -> Guess:
-    """A small gradient boosting on all of them: trees see thresholds and combinations, and do not mind gaps."""
+    """A small gradient boosting on all of them: trees find thresholds and combinations, and allow gaps."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -215,7 +215,7 @@ class _Subsets:
         return replace(self, learn=self.learn[learn], judge=self.judge[judge], folds=self.folds[learn])
 
     def enough(self, positive: NDArray[np.bool_]) -> bool:
-        """Whether both subsets have both classes in numbers that allow an AUC: of people, films of one are alike."""
+        """Whether both subsets have enough patients of both classes for an AUC; films of one patient are alike."""
         for rows in (self.learn, self.judge):
             present = positive[rows]
             people = self.patients[rows]
@@ -256,15 +256,15 @@ def _of_label(
     generator: np.random.Generator,
 ) -> Iterator[Shortcut]:
     for feature in features:
-        kept = subsets.only(feature.values.notna().to_numpy())
-        if kept.enough(positive):
+        usable = subsets.only(feature.values.notna().to_numpy())
+        if usable.enough(positive):
             guess = guess_from_one(feature, positive)
-            learned = auc(guess(kept.learn, kept.learn), positive[kept.learn])
+            learned = auc(guess(usable.learn, usable.learn), positive[usable.learn])
             shortcut = Shortcut(
-                label, feature.name, feature.group, "", learned, *_judge(guess, positive, kept, generator)
+                label, feature.name, feature.group, "", learned, *_judge(guess, positive, usable, generator)
             )
             if not feature.is_category:
-                larger = larger_is_positive(feature, positive, kept.learn)
+                larger = larger_is_positive(feature, positive, usable.learn)
                 shortcut = replace(shortcut, direction="larger" if larger else "smaller")
             yield shortcut
     joint: tuple[tuple[str, Group, tuple[Group, ...]], ...] = (
@@ -284,9 +284,9 @@ def _of_edges(
     edges_NE: NDArray[np.float32],
     generator: np.random.Generator,
 ) -> Iterator[Shortcut]:
-    kept = subsets.only(~np.isnan(edges_NE[:, 0]))
-    if kept.enough(positive):
-        yield _fitted(label, EDGE, "edge", guess_from_edge(edges_NE, positive), positive, kept, generator)
+    usable = subsets.only(~np.isnan(edges_NE[:, 0]))
+    if usable.enough(positive):
+        yield _fitted(label, EDGE, "edge", guess_from_edge(edges_NE, positive), positive, usable, generator)
 
 
 def _fitted(
@@ -298,7 +298,7 @@ def _fitted(
     subsets: _Subsets,
     generator: np.random.Generator,
 ) -> Shortcut:
-    """What a model with many parameters guesses: on training films it counts out of fold, or it would know them."""
+    """What a model with many parameters guesses; training films are scored out of fold, as the model has seen them."""
     judged = _judge(guess, positive, subsets, generator)
     learned = judged[0]  # already out of fold, unless other films judge
     if subsets.judged != "cross-validated":

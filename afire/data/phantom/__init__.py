@@ -8,11 +8,9 @@ Knows anatomy and exposure; knows no other set and no network.
 """
 
 from afire.data.manifest import Box
-from afire.data.phantom.bank import PhantomBank
-from afire.data.phantom.batch import PhantomBatch, draw_batch
+from afire.data.phantom.bank import PhantomBank, PhantomBatch, draw_batch
 from afire.data.phantom.diseases import DISEASES
-from afire.data.phantom.film import PhantomFilm, draw_film, draw_findings, split_of
-from afire.data.phantom.maps import ANATOMY
+from afire.data.phantom.film import ANATOMY, PhantomFilm, draw_film, draw_findings, split_of
 from afire.data.phantom.style import Style
 from afire.data.phantom.write import MASK_NUMBERS, mask_of, write_phantom
 

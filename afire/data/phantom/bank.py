@@ -1,11 +1,12 @@
-"""Many drawn films kept in memory: what a network is taught with, epoch after epoch, without a disk.
+"""Many films at once, with everything that was drawn: what a network is taught with, without a disk.
 
-Drawing a film takes longer than a small network needs for it, so a bank is drawn once, over all cores, and its films
-are changed at every view instead (:mod:`afire.lesions.augment`). Images are kept as bytes and maps as the share of
-each cell that they cover, in 255ths: 128-px films with cells of 8 px take 23 KB each. Film n of a bank is film
-``first + n`` of the phantom ``seed``, whoever drew it.
+A film depends on (seed, number, size) alone, so a batch may hold any films in any order, drawn by any process. Drawing
+a film takes longer than a small network needs for it, so a bank is drawn once, over all cores, and its films are
+changed at every view instead (:mod:`afire.lesions.augment`). A bank keeps images as bytes and maps as the share of each
+cell that they cover, in 255ths: 128-px films with cells of 8 px take 23 KB each. Film n of a bank is film ``first + n``
+of the phantom ``seed``, whichever process drew it.
 
-Shapes: N films of S x S pixels, A parts of the anatomy, F kinds of findings, G = S / cell cells along a side.
+Shapes: N films of S x S pixels, A kinds of anatomy, F kinds of findings, G = S / cell cells along a side.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from afire.data.phantom.batch import draw_batch
 from afire.data.phantom.diseases import DISEASES
-from afire.data.phantom.maps import ANATOMY, Bools
+from afire.data.phantom.film import ANATOMY, Bools, PhantomFilm, Sitting, draw_film
 from afire.data.phantom.physics import Array
+from afire.data.phantom.style import Style
 from afire.errors import UserError
 from afire.processes import in_processes, usable_cores
 from afire.progress import progress
@@ -29,6 +30,87 @@ Bytes = NDArray[np.uint8]
 _CHUNK = 16  # films that a process draws at a time
 _WORTH_A_PROCESS = 48  # films
 _SMALLEST, _LARGEST = 32, 2048
+
+
+@dataclass(frozen=True)
+class PhantomBatch:
+    """B films of S pixels with A maps of the anatomy and F kinds of findings, in the order asked for."""
+
+    images: Array  # (B, 1, S, S) in [0, 1], bright = dense
+    anatomy: Bools  # (B, A, S, S), in the order of ANATOMY
+    findings: Bools  # (B, F, S, S), in the order of DISEASES
+    labels: Array  # (B, F), 1 present, 0 absent
+    severity: Array  # (B, F), 0 hardly seen .. 1; 0 where absent
+    sittings: tuple[Sitting, ...]
+    styles: tuple[Style, ...]
+    devices: tuple[tuple[str, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def normal(self) -> Bools:
+        """(B,) films without any finding."""
+        without: Bools = np.logical_and.reduce(self.labels == 0, axis=1)
+        return without
+
+    def part(self, name: str) -> Bools:
+        """(B, S, S) the maps of one part of the anatomy."""
+        maps: Bools = self.anatomy[:, ANATOMY.index(name)]
+        return maps
+
+    def finding(self, name: str) -> Bools:
+        """(B, S, S) the masks of one kind of finding."""
+        masks: Bools = self.findings[:, DISEASES.index(name)]
+        return masks
+
+
+def draw_batch(
+    seed: int,
+    numbers: Sequence[int],
+    size: int,
+    *,
+    normal_share: float = 0.5,
+    among: Sequence[str] = DISEASES,
+    diseases: Sequence[str] | None = None,
+    severity: float | None = None,
+    style: Style | None = None,
+) -> PhantomBatch:
+    """Films ``numbers`` of the phantom ``seed``, each as :func:`draw_film` draws it with the same arguments."""
+    if not len(numbers):
+        raise UserError("a batch of no films was asked for; name at least one number.")
+    count, shape = len(numbers), (size, size)
+    images = np.empty((count, 1, *shape), dtype=np.float32)
+    anatomy = np.empty((count, len(ANATOMY), *shape), dtype=bool)
+    findings = np.zeros((count, len(DISEASES), *shape), dtype=bool)
+    severities = np.zeros((count, len(DISEASES)), dtype=np.float32)
+    films: list[PhantomFilm] = []
+    for row, number in enumerate(numbers):
+        film = draw_film(
+            seed,
+            int(number),
+            size,
+            normal_share=normal_share,
+            among=among,
+            diseases=diseases,
+            severity=severity,
+            style=style,
+        )
+        images[row, 0], anatomy[row] = film.image, film.anatomy
+        for name, mask in film.masks.items():
+            findings[row, DISEASES.index(name)] = mask
+            severities[row, DISEASES.index(name)] = film.severity[name]
+        films.append(film)
+    return PhantomBatch(
+        images=images,
+        anatomy=anatomy,
+        findings=findings,
+        labels=np.array([[film.labels[name] for name in DISEASES] for film in films], dtype=np.float32),
+        severity=severities,
+        sittings=tuple(film.sitting for film in films),
+        styles=tuple(film.style for film in films),
+        devices=tuple(film.devices for film in films),
+    )
 
 
 @dataclass(frozen=True)
@@ -97,9 +179,9 @@ class PhantomBank:
         try:
             with progress("drawing phantoms", count, "films") as bar:
                 for start, piece in in_processes(draw_piece, jobs, processes):
-                    for each in fields(cls):
-                        part = getattr(piece, each.name)
-                        getattr(bank, each.name)[start : start + len(part)] = part
+                    for field in fields(cls):
+                        values = getattr(piece, field.name)
+                        getattr(bank, field.name)[start : start + len(values)] = values
                     bar.advance(len(piece))
         except BrokenProcessPool:
             raise UserError(

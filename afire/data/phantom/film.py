@@ -1,6 +1,7 @@
-"""One film of the phantom, from its number alone: who, in which split and pose, with which findings.
+"""One film of the phantom, from its number alone: patient, split, pose and findings, drawn with exact maps.
 
-It is composed as path lengths through tissue and then exposed.
+It is composed as path lengths through tissue and then exposed. The maps show what was drawn: lungs by zone, heart,
+mediastinum, diaphragm, bones, the stomach's bubble.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from afire.data.manifest import Box
-from afire.data.phantom import skeleton, vessels
+from afire.data.phantom import skeleton
 from afire.data.phantom.anatomy import Patient, Pose, draw_patient, draw_pose
-from afire.data.phantom.chest import Chest
-from afire.data.phantom.diseases import BOTH_SIDES, CHANGES, DISEASES, draw_severity
-from afire.data.phantom.maps import ANATOMY, LUNGS, Bools, anatomy_maps
+from afire.data.phantom.chest import Chest, Tree, airway, place_vessels, vessel_tree, vessels
+from afire.data.phantom.diseases import BOTH_SIDES, CHANGES, DISEASES, draw_severity, enlargement, flattening
 from afire.data.phantom.objects import Objects, draw_edges, draw_objects
 from afire.data.phantom.physics import BONE, LUNG, WATER, Array, Frame, mottle, stream
-from afire.data.phantom.pleura import enlargement, flattening
 from afire.data.phantom.skeleton import Bones
 from afire.data.phantom.style import Style, draw_style, expose
-from afire.data.phantom.thorax import Thorax
+from afire.data.phantom.thorax import Inside, Thorax
 from afire.errors import UserError
 
+Bools = NDArray[np.bool_]
+ZONES = ("upper", "middle", "lower")
+LUNGS = tuple(f"{side} lung, {zone} zone" for side in ("right", "left") for zone in ZONES)
+"""Sides are the patient's: the right lung lies on the image's left."""
+ANATOMY = (*LUNGS, "heart", "mediastinum", "diaphragm", "ribs", "clavicles", "spine", "stomach bubble")
 # Films come in blocks of 12 that 5 patients share, so a film's patient is known without counting from the first.
 _FILMS_PER_BLOCK = 12
 _PATIENTS_PER_BLOCK = 5
@@ -127,8 +132,8 @@ class PhantomFilm:
 
     def where(self, name: str) -> Bools:
         """The map (S, S) of one part of the anatomy."""
-        part: Bools = self.anatomy[ANATOMY.index(name)]
-        return part
+        region: Bools = self.anatomy[ANATOMY.index(name)]
+        return region
 
 
 def draw_film(
@@ -213,18 +218,18 @@ def _chest(frame: Frame, thorax: Thorax, seed: int) -> Chest:
     """The inside of the chest in health."""
     patient = thorax.patient
     inside = thorax.look(*frame.grid, frame.columns(-thorax.middle, thorax.middle))
-    tree = vessels.place_vessels(_vessel_tree(seed, patient), thorax)
+    tree = place_vessels(_vessel_tree(seed, patient), thorax)
     lung = inside.lung
     # before heart and mediastinum the vessels are hardly seen
     open_lung = np.clip(lung / np.clip(inside.cavity, 0.5, 99) * np.float32(2.2) - np.float32(0.35), 0, 1)
-    shadows = vessels.vessels(frame, tree) * open_lung * np.clip(lung * np.float32(1 / 3), 0, 1)
+    shadows = vessels(frame, tree) * open_lung * np.clip(lung * np.float32(1 / 3), 0, 1)
     empty = np.zeros_like(lung)
     return Chest(frame, thorax, tree, inside, lung, shadows, air=empty, water=empty)
 
 
 @lru_cache(maxsize=16)  # the films of a patient are drawn one after the other
-def _vessel_tree(seed: int, patient: Patient) -> vessels.Tree:
-    return vessels.vessel_tree(stream(seed, "vessels", patient.number), patient, patient.dome + 4)
+def _vessel_tree(seed: int, patient: Patient) -> Tree:
+    return vessel_tree(stream(seed, "vessels", patient.number), patient, patient.dome + 4)
 
 
 def _afflict(chest: Chest, seed: int, index: int, severities: Mapping[str, float]) -> dict[str, Bools]:
@@ -242,8 +247,8 @@ def _afflict(chest: Chest, seed: int, index: int, severities: Mapping[str, float
 
 def _kept(mask: Bools, visible: Bools) -> Bools:
     """What can be seen of a mask; all of it where that would be nothing."""
-    seen: Bools = mask & visible
-    return seen if seen.any() else mask
+    shown: Bools = mask & visible
+    return shown if shown.any() else mask
 
 
 def bounds(label: str, mask: Bools) -> Box:
@@ -302,7 +307,7 @@ def _tissue(chest: Chest, body: Array, rng: np.random.Generator) -> Array:
     result: Array = body + flesh - lung - chest.air + np.float32(1 - LUNG) * chest.vessels + chest.water
     middle = frame.columns(-6.0, 6.0)
     solid = np.clip((body[middle] - chest.lung[middle]) * np.float32(1 / 6), 0, 1)
-    result[middle] -= np.float32(0.9) * vessels.airway(frame, chest.thorax)[middle] * solid
+    result[middle] -= np.float32(0.9) * airway(frame, chest.thorax)[middle] * solid
     return result
 
 
@@ -310,3 +315,28 @@ def _window(patient: Patient) -> tuple[float, float]:
     """Attenuation of this patient's healthy lung and mediastinum: what the grey scale is set to."""
     through = 2 * (patient.depth + 1.5 + 0.4 * patient.wall)
     return WATER * (through - (1 - LUNG) * 1.7 * patient.depth), WATER * (0.97 + 0.1 * patient.young) * through
+
+
+def anatomy_maps(
+    frame: Frame, thorax: Thorax, inside: Inside, bones: Bones, objects: Objects, visible: Bools | None
+) -> Bools:
+    """(A, S, S), one map for each name in ``ANATOMY``; what shutters or a border hide is on none of them."""
+    x, y = frame.grid
+    maps = np.zeros((len(ANATOMY), frame.size, frame.size), dtype=bool)
+    third = (min(thorax.domes.values()) - thorax.patient.apex) / 3
+    below = [y >= np.float32(thorax.patient.apex + step * third) for step in (1, 2)]
+    left = x > 0
+    for start, side in ((0, ~left), (3, left)):
+        lung = inside.field & side
+        maps[start] = lung & ~below[0]
+        maps[start + 1] = lung & below[0] & ~below[1]
+        maps[start + 2] = lung & below[1]
+    maps[6] = inside.heart
+    maps[7] = inside.middle
+    maps[8] = (inside.behind > 0) & (inside.cavity > 0.02) & (y < np.float32(thorax.base))
+    maps[9], maps[10], maps[11] = bones.ribs, bones.clavicles, bones.spine
+    if objects.bubble is not None:
+        maps[12] = objects.bubble
+    if visible is not None:
+        maps &= visible
+    return maps

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from afire.data.phantom.anatomy import SIDES
-from afire.data.phantom.physics import Array, Frame, dome, smoothstep
+from afire.data.phantom.physics import Array, Frame, Shadow, bow, dome, smoothstep
 from afire.data.phantom.thorax import Thorax
-from afire.data.phantom.tubes import Shadow, bow
 
 _RIBS = 12
 _FRONT_RIBS = 8  # the lower ones end before they reach the front
@@ -171,7 +170,7 @@ def _add_spine(bone: Array, frame: Frame, thorax: Thorax) -> _Bools:
     middle, _ = frame.project(np.zeros(1), np.full(1, frame.centre[1]))
     reach = int((6.5 + p.bend[0]) / frame.extent[0] * frame.size)
     band = np.s_[:, max(0, int(middle[0]) - reach) : int(middle[0]) + reach]  # nothing of it lies further out
-    x, y = (part[band] for part in frame.grid)
+    x, y = (grid[band] for grid in frame.grid)
     across = x - thorax.spine(y)
     aside = np.abs(across)
     half = np.float32(1.6) + np.float32(0.022) * (y - np.float32(p.apex))

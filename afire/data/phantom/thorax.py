@@ -63,8 +63,8 @@ class Inside:
         heart = np.float32(1.55 * self.depth) * dome(reach * np.sqrt(reach)) * self.heart_share
         # below the diaphragm only the back of the lung is left, behind the heart
         whole = _union(heart, self.mediastinum)
-        taken = whole + (0.3 * self.mediastinum - whole) * self.behind
-        return np.clip(self.cavity - taken, 0, 99)
+        displaced = whole + (0.3 * self.mediastinum - whole) * self.behind
+        return np.clip(self.cavity - displaced, 0, 99)
 
     @cached_property
     def heart(self) -> Any:
@@ -134,9 +134,9 @@ class Thorax:
 
     def _heart(self, enlarged: float | None, floor: float) -> Contour:
         p = self.patient
-        wanted = p.cardiothoracic * self.pose.magnified
+        ratio = p.cardiothoracic * self.pose.magnified
         # the outline above is 12 cm wide: stretch it to this patient's share of the chest
-        wide = 2 * p.width * wanted / 12.0
+        wide = 2 * p.width * ratio / 12.0
         tall = (floor + 1.6 - _HEART_CENTRE[1]) / 6.3
         points = (_HEART_POINTS - _HEART_CENTRE) * (wide, 0.5 * (wide + tall))
         points[:, 0] *= 1 + (0.07 * p.heart_lean) * (points[:, 1] > 2)
@@ -242,8 +242,8 @@ class Thorax:
         trunk = 2 * self._torso_depth(y) * dome(np.square(share)) * turn
         limbs = np.zeros_like(x)
         for side, (left, right) in zip(SIDES, ((-99.0, 0.0), (0.0, 99.0)), strict=True):
-            part = frame.columns(left, right)
-            limbs[part] = np.maximum(limbs[part], self._arm(x[part], y[part], side))
+            half = frame.columns(left, right)
+            limbs[half] = np.maximum(limbs[half], self._arm(x[half], y[half], side))
         # a root of squares joins trunk and limbs without a crease
         joined = np.sqrt(np.square(trunk) + np.square(limbs) * np.float32(0.55))
         whole = np.maximum(joined, limbs) + self._breasts(x, y)

@@ -21,6 +21,7 @@ from PIL import Image
 from afire.data.manifest import LABEL_PREFIX, Box, Manifest, make_manifest, write_manifest
 from afire.data.phantom.diseases import DISEASES
 from afire.data.phantom.film import (
+    Bools,
     PhantomFilm,
     bounds,
     check_diseases,
@@ -30,7 +31,6 @@ from afire.data.phantom.film import (
     sitting_of,
     split_of,
 )
-from afire.data.phantom.maps import Bools
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
@@ -85,9 +85,9 @@ def write_phantom(
     _claim(out, settings, count)
     boxes: _Boxes = {}
     with progress("drawing", count, "films") as bar:
-        for done in _run(out, settings, count, workers):
-            boxes.update(done)
-            bar.advance(len(done))
+        for finished in _run(out, settings, count, workers):
+            boxes.update(finished)
+            bar.advance(len(finished))
     manifest = make_manifest(_table(settings, boxes), out, _about(settings))
     write_manifest(manifest, out / MANIFEST)
     return manifest
@@ -116,11 +116,11 @@ def _claim(out: Path, settings: Settings, count: int) -> None:
     """Mark the folder as this phantom's, or say why it cannot be."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; the phantom needs a folder.")
-    wanted = _identity(settings)
+    identity = _identity(settings)
     if (out / SETTINGS).exists():
         earlier = read_json(out / SETTINGS)
         earlier = earlier if isinstance(earlier, dict) else {}
-        for name, value in wanted.items():
+        for name, value in identity.items():
             if earlier.get(name) != value:
                 raise UserError(
                     f"{out} holds a phantom with {name} {earlier.get(name)}, not {value}; choose another folder."
@@ -133,7 +133,7 @@ def _claim(out: Path, settings: Settings, count: int) -> None:
         raise UserError(f"{out} is not empty and holds no phantom; choose a new folder.")
     for leftover in out.glob("*/.part-*.png"):  # of a run that was killed while it wrote
         leftover.unlink(missing_ok=True)
-    write_json(out / SETTINGS, {**wanted, "count": count, "mask_numbers": MASK_NUMBERS})
+    write_json(out / SETTINGS, {**identity, "count": count, "mask_numbers": MASK_NUMBERS})
 
 
 def _table(settings: Settings, boxes: _Boxes) -> pd.DataFrame:
@@ -227,8 +227,8 @@ def numbered(masks: dict[str, Bools]) -> NDArray[np.uint8]:
 def mask_of(pixels: NDArray[np.uint8], name: str) -> Bools:
     """Where a disease is, in the pixels of a film's mask."""
     number = MASK_NUMBERS[name]
-    found: Bools = ((pixels & 15) == number) | ((pixels >> 4) == number)
-    return found
+    mask: Bools = ((pixels & 15) == number) | ((pixels >> 4) == number)
+    return mask
 
 
 def _boxes_on_disk(path: Path, diseases: Sequence[str]) -> tuple[Box, ...]:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from afire.data.manifest import Manifest
+from afire.data.sources.chexpert import build_chexpert, build_mimic
 from afire.data.sources.folders import build_childcxr, build_classes, build_folder, build_lungmasks
-from afire.data.sources.lists import build_chexpert, build_mimic, build_nih, build_rsna
-from afire.data.sources.siim import build_siim
+from afire.data.sources.nih import build_nih, build_rsna, build_siim
 from afire.data.sources.table import Columns, build_table
 from afire.errors import UserError
 

@@ -213,9 +213,9 @@ def keep_present(table: pd.DataFrame, films: pd.Series, root: Path, listed_in: P
 
     Users often have some of a public set, so rows without a film are counted and left out; none at all is an error.
     """
-    kept = table.assign(image=films)[films.notna()].reset_index(drop=True)
-    if len(kept) == 0:
+    present = table.assign(image=films)[films.notna()].reset_index(drop=True)
+    if len(present) == 0:
         example = f"; the first looked for is {table['image'].iloc[0]}" if len(table) else ""
         raise UserError(f"none of the {len(table):,} films listed in {listed_in} is in {root}{example}.")
-    logger.info("%s of %s listed films are in %s", f"{len(kept):,}", f"{len(table):,}", root)
-    return kept
+    logger.info("%s of %s listed films are in %s", f"{len(present):,}", f"{len(table):,}", root)
+    return present

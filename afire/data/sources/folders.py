@@ -118,12 +118,12 @@ def _film_key(steps: Sequence[str]) -> tuple[str, str]:
     return "/".join(folders[:-1]), strip_ending(name)
 
 
-def _normal_class(classes: Sequence[str], wanted: str | None) -> str | None:
-    if wanted is not None:
-        matching = [name for name in classes if name.lower() == wanted.lower()]
-        exact = wanted if wanted in classes else next(iter(matching), None)
+def _normal_class(classes: Sequence[str], chosen: str | None) -> str | None:
+    if chosen is not None:
+        matching = [name for name in classes if name.lower() == chosen.lower()]
+        exact = chosen if chosen in classes else next(iter(matching), None)
         if exact is None:
-            raise UserError(f"there is no class folder {wanted!r}; the classes are {', '.join(classes)}.")
+            raise UserError(f"there is no class folder {chosen!r}; the classes are {', '.join(classes)}.")
         return exact
     normal = next((name for name in classes if name.lower() in _NORMAL_NAMES), None)
     if normal is None:

@@ -53,7 +53,7 @@ class Columns:
     meta: Sequence[str] = ()
 
     def named(self) -> list[str]:
-        """Every column of the user's table that is wanted."""
+        """Every column of the user's table that is read."""
         single = (self.image, self.patient, self.split, self.view, self.normal, self.findings, self.mask)
         return [name for name in (*single, *self.labels, *self.meta) if name is not None]
 
@@ -153,7 +153,7 @@ def _splits(values: pd.Series, csv: Path) -> pd.Series:
 
 
 def _labels(source: pd.DataFrame, columns: Columns, uncertain: Uncertain | None, csv: Path) -> pd.DataFrame:
-    """Columns normal (if anything says it) and label:X."""
+    """Columns normal (if a column gives it) and label:X."""
     groups: list[pd.DataFrame] = []
     if columns.normal:
         normal = raw_findings(source, [columns.normal], csv).set_axis(["normal"], axis=1)
@@ -197,13 +197,15 @@ def _named_findings(cells: pd.Series, columns: Columns) -> pd.DataFrame:
 def _present(table: pd.DataFrame, root: Path, csv: Path) -> pd.DataFrame:
     """Rows whose film is on disk; a mask that is not there is left out with a warning."""
     films = set(list_films(root, look_inside=True))
-    kept = keep_present(table, table["image"].where(table["image"].isin(films)), root, csv)
-    if "mask" in kept:
-        lost = (kept["mask"] != "") & ~kept["mask"].isin(films)
+    present = keep_present(table, table["image"].where(table["image"].isin(films)), root, csv)
+    if "mask" in present:
+        lost = (present["mask"] != "") & ~present["mask"].isin(films)
         if lost.any():
-            logger.warning("%s masks, such as %s, are not in %s", f"{lost.sum():,}", kept["mask"][lost].iloc[0], root)
-            kept["mask"] = kept["mask"].where(~lost, "")
-    return kept
+            logger.warning(
+                "%s masks, such as %s, are not in %s", f"{lost.sum():,}", present["mask"][lost].iloc[0], root
+            )
+            present["mask"] = present["mask"].where(~lost, "")
+    return present
 
 
 def patients_from_pattern(films: Sequence[str], pattern: str | None) -> list[str]:
@@ -261,14 +263,14 @@ def _as_number(text: pd.Series) -> pd.Series:
 
 
 def with_policy(raw: pd.DataFrame, uncertain: Uncertain, blank: Blank) -> pd.DataFrame:
-    """Label columns of the manifest from :func:`raw_findings`: what uncertain and not mentioned shall count as."""
+    """Label columns from :func:`raw_findings`, with the chosen values for uncertain and not mentioned."""
     values = raw.to_numpy(dtype="float64")
     decided = np.where(np.isnan(values), _POLICY[blank], np.where(values == -1.0, _POLICY[uncertain], values))
     return pd.DataFrame(decided, index=raw.index, columns=[LABEL_PREFIX + name for name in raw.columns])
 
 
 def normal_from(raw: pd.DataFrame, uncertain_is_disease: bool) -> pd.Series:
-    """1 where No Finding is stated and no disease is, 0 where a disease is stated, NaN where neither can be said.
+    """1 where No Finding is stated and no disease is, 0 where a disease is stated, else NaN.
 
     Support Devices are no disease. With ``uncertain_is_disease`` an uncertain disease makes No Finding doubtful: NaN.
     """

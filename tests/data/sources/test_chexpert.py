@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.data.sources.lists import CHEXPERT_LABELS, COMPETITION_LABELS, build_chexpert
+from afire.data.sources.chexpert import CHEXPERT_LABELS, COMPETITION_LABELS, build_chexpert
 from afire.errors import UserError
 
 HEADER = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from afire.data.manifest import Box, parse_boxes
-from afire.data.sources.lists import NIH_LABELS, build_nih
+from afire.data.sources.nih import NIH_LABELS, build_nih
 from afire.errors import UserError
 
 HEADER = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from afire.data.sources.lists import MIMIC_LABELS, build_mimic
+from afire.data.sources.chexpert import MIMIC_LABELS, build_mimic
 from afire.errors import UserError
 
 CHEXPERT = (

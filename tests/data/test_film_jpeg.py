@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from afire.data.jpeg import picture_alone
+from afire.data.film import picture_alone
 
 FILM = Image.fromarray(np.random.default_rng(0).integers(0, 256, (40, 30)).astype(np.uint8))
 

@@ -15,8 +15,7 @@ from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.settings import changed, load_config
-from afire.training import budget
-from afire.training.budget import Speed, as_begun, enough_epochs, in_epochs, lasting
+from afire.training.batches import Speed, as_begun, budget_message, enough_epochs, in_epochs, lasting
 from afire.training.engine import Schedules
 from afire.training.pretrain import EpochView, pretrain
 from afire.training.run_folder import RunFolder, newest_checkpoint
@@ -201,8 +200,8 @@ def test_the_speed_of_a_trial(tmp_path: Path, films: PackedFilms) -> None:
 
 def test_a_message_only_where_something_was_derived() -> None:
     config = budgeted()
-    assert budget.message(config, config, 8, None, 2) == ""
-    said = budget.message(budgeted("training.minutes=3"), lasting(config, 7), 8, Speed(0.25, 0.5), 2)
-    long = budget.message(budgeted("training.minutes=0.01"), lasting(config, 1), 8, Speed(0.25, 0.5), 2)
+    assert budget_message(config, config, 8, None, 2) == ""
+    said = budget_message(budgeted("training.minutes=3"), lasting(config, 7), 8, Speed(0.25, 0.5), 2)
+    long = budget_message(budgeted("training.minutes=0.01"), lasting(config, 1), 8, Speed(0.25, 0.5), 2)
     assert "1 epoch in place of 2, 2 steps; an epoch alone takes 0.0167 minutes" in long
     assert said.startswith("3 minutes at 0.25 s a step of 4 films and 0.5 s at the end of an epoch: 7 epochs in place")

@@ -19,7 +19,7 @@ from afire.errors import UserError
 from afire.methods import METHODS
 from afire.methods.base import AllFilms, Losses
 from afire.nn.distributed import in_parts, part_like, whole, world_size
-from afire.nn.momentum import own_part
+from afire.nn.memory import own_part
 from afire.settings import load_config
 from afire.training import pretrain
 from afire.training.engine import make_accelerator

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from afire.data.sources.lists import build_nih
+from afire.data.sources.nih import build_nih
 from afire.errors import UserError
-from tests.data.sources.test_lists_nih import HEADER
+from tests.data.sources.test_nih import HEADER
 
 # Film, report, list, and whether the report calls it normal.
 FILMS = [

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from afire.errors import UserError
-from afire.nn.lite0 import WIDTH, InvertedBlock, Lite0, SameConv
 from afire.weights import lite0
+from afire.weights.lite0 import WIDTH, InvertedBlock, Lite0, SameConv
 
 
 def foreign(network: Lite0) -> dict[str, torch.Tensor]:

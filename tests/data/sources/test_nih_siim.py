@@ -12,7 +12,7 @@ from PIL import Image
 
 from afire.data.decode import read_mask
 from afire.data.rle import decode_rle, encode_siim
-from afire.data.sources.siim import build_siim
+from afire.data.sources.nih import build_siim
 from afire.errors import UserError
 
 UID = "1.2.276.0.7230010.3.1.4.8323329.{}.1517875201.850819"

@@ -13,23 +13,22 @@ from typing import Any
 
 import pytest
 
-from afire.cluster import ray_engine
+from afire.cluster import engine
 from afire.cluster.engine import do_shards
-from afire.cluster.shards import Shard, all_shards
-from afire.cluster.work import Do, Where, Work
+from afire.cluster.shards import Do, Shard, Where, Work, all_shards
 from afire.errors import UserError
 from afire.progress import _Silent
 
 
 def forget_ray(patched: pytest.MonkeyPatch) -> None:
     """No variable of Ray for now; what is set meanwhile is forgotten too."""
-    for name in (ray_engine.MODE, ray_engine.TOKEN, ray_engine.TOKEN_PATH, ray_engine._LOOPBACK_NODES):
+    for name in (engine.MODE, engine.TOKEN, engine.TOKEN_PATH, engine._LOOPBACK_NODES):
         patched.setenv(name, "")
         patched.delenv(name)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "find_spec", lambda _: None)
+    monkeypatch.setattr(engine, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=r'pip install "afire\[ray\]"'):
         do_shards(Work("", writer, {}), all_shards(2), Where("ray"))
 
@@ -56,15 +55,15 @@ def test_a_cluster_is_not_asked_without_a_token(
         monkeypatch.setenv(name, value)
     if sentence:
         with pytest.raises(UserError, match=sentence):
-            ray_engine.prepare("far:6379")
+            engine.prepare("far:6379")
     else:
-        ray_engine.prepare("far:6379")
-        assert os.environ["RAY_AUTH_MODE"] == "token" and ray_engine._LOOPBACK_NODES not in os.environ
+        engine.prepare("far:6379")
+        assert os.environ["RAY_AUTH_MODE"] == "token" and engine._LOOPBACK_NODES not in os.environ
 
 
 def test_loopback() -> None:
-    assert all(map(ray_engine.is_loopback, ("127.0.0.1:6379", "localhost:1", "[::1]:6379")))
-    assert not any(map(ray_engine.is_loopback, ("10.0.0.1:6379", "head:6379", "0.0.0.0:1")))
+    assert all(map(engine.is_loopback, ("127.0.0.1:6379", "localhost:1", "[::1]:6379")))
+    assert not any(map(engine.is_loopback, ("10.0.0.1:6379", "head:6379", "0.0.0.0:1")))
 
 
 def test_ray_is_imported_only_when_asked_for() -> None:
@@ -102,13 +101,13 @@ def ray() -> Iterator[Any]:
         pytest.skip("needs afire[ray]")
     with pytest.MonkeyPatch.context() as patched:
         forget_ray(patched)
-        with ray_engine.connected(None, 2) as module:
+        with engine.connected(None, 2) as module:
             yield module
 
 
 def run(ray: Any, folder: Path, keeps: bool, count: int = 4, **settings: object) -> int:
     work = Work("", writer, {"folder": str(folder), **settings}, lambda shard: f"piece {shard}", keeps)
-    how = ray_engine._on_actors if keeps else ray_engine._as_tasks
+    how = engine._on_actors if keeps else engine._as_tasks
     return how(ray, work, all_shards(count), 2, _Silent())
 
 
@@ -134,7 +133,7 @@ def test_what_a_user_must_know_arrives_as_it_was_said(ray: Any, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_shard_that_kills_everybody_is_named(ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "RETRIES", 0)
+    monkeypatch.setattr(engine, "RETRIES", 0)
     with pytest.raises(UserError, match="died again and again at shard 0/1"):
         run(ray, tmp_path, True, 1, dies="always")
 

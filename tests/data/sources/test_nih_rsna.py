@@ -12,7 +12,7 @@ from pydicom.dataset import FileMetaDataset
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
 
 from afire.data.manifest import Box, parse_boxes
-from afire.data.sources.lists import OPACITY, build_rsna
+from afire.data.sources.nih import OPACITY, build_rsna
 from afire.errors import UserError
 
 CLASSES = """patientId,class
