@@ -1,6 +1,6 @@
 """The ``afire`` command. Commands import what they need when they run, so that ``--help`` needs no torch.
 
-Knows options and what is said on a screen; knows no computation.
+Knows options and screen output; knows no computation.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _leave_processes() -> None:
-    """End the group of processes, if there is one: one that is left to the interpreter's exit may abort."""
+    """End the group of processes, if there is one: otherwise the interpreter may abort at its exit."""
     distributed = sys.modules.get("torch.distributed")  # not imported for it: most commands never load torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

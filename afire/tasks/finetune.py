@@ -84,24 +84,24 @@ class LabelObjective:
     def loss(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         known = ~targets.isnan()
         weights = self._weights.to(outputs.device)
-        each = F.binary_cross_entropy_with_logits(
+        terms = F.binary_cross_entropy_with_logits(
             outputs, targets.nan_to_num(0.0), pos_weight=weights, reduction="none"
         )
-        return {"cross_entropy": (each * known).sum()}
+        return {"cross_entropy": (terms * known).sum()}
 
     def keep(self, outputs: Tensor, rows: Rows) -> Tensor:
         return outputs.sigmoid()
 
-    def score(self, kept: NDArray[Any], rows: Rows) -> float:
-        values = [m.auc(kept[:, c].astype(np.float64), self.truth[rows, c]) for c in range(self.truth.shape[1])]
+    def score(self, summaries: NDArray[Any], rows: Rows) -> float:
+        values = [m.auc(summaries[:, c].astype(np.float64), self.truth[rows, c]) for c in range(self.truth.shape[1])]
         return float(np.nanmean(values))
 
     def prior(self, train: Rows) -> Floats:
         """How often each finding occurs in training (C,), as the weights see it; a half where nothing is known."""
         positives, negatives = _counts(self.truth[train])
         weighted = self.weights_C * positives
-        whole = weighted + negatives
-        prior: Floats = np.divide(weighted, whole, out=np.full(len(whole), 0.5), where=whole > 0)
+        total = weighted + negatives
+        prior: Floats = np.divide(weighted, total, out=np.full(len(total), 0.5), where=total > 0)
         return prior
 
 
@@ -220,7 +220,7 @@ def load_classifier(path: Path, run: str | None = None) -> TrainedClassifier:
     result = read_result(folder)
     if result.task != "finetune":
         raise UserError(f"{folder} is the result of {result.task}, not of a fine-tuning; give one of `afire finetune`.")
-    names = [each.name for each in result.runs]
+    names = [entry.name for entry in result.runs]
     run = run or names[0]
     if run not in names:
         raise UserError(f"{folder} has no run {run}; its runs are {', '.join(names)}.")
