@@ -118,7 +118,7 @@ def baselines(
         own=settings_by_method(own or (), names),
         start=init,
         start_all=init_all,
-        said=said_by(init, data, preset) if init is not None else {},
+        weights_settings=said_by(init, data, preset) if init is not None else {},
         in_turn=in_turn,
     )
     machine = ("--device", device)

@@ -335,8 +335,8 @@ def check_halvings(config: Config, side: int, times: int, method: str) -> int:
     pixels = min(config.image.size, side)
     if pixels % 2**times:
         raise UserError(
-            f"{method} halves a film {times} times, which {pixels} px do not allow; use films whose side is a multiple of "
-            f"{2**times}, or another {method}.side."
+            f"{method} halves a film {times} times, which {pixels} px do not allow; use films whose side is a multiple "
+            f"of {2**times}, or another {method}.side."
         )
     return pixels
 

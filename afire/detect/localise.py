@@ -334,7 +334,7 @@ def _agree(detector: AnomalyDetector, scores: Floats) -> bool:
 
 
 def abnormal_truth(manifest: Manifest, rows: Rows, min_films: int) -> dict[str, Floats]:
-    """For each finding, truth (N,): 1 with it, 0 normal, NaN otherwise; only findings in ``min_films`` films or more."""
+    """For each finding, truth (N,): 1 with it, 0 normal, NaN otherwise; findings in ``min_films`` films or more."""
     normal = manifest.table["normal"].to_numpy(np.float64)[rows]
     truths: dict[str, Floats] = {}
     for label in manifest.labels:

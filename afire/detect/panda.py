@@ -3,9 +3,9 @@
 After the paper (Reiss et al., "PANDA: Adapting Pretrained Features for Anomaly Detection and Segmentation", CVPR
 2021). The last half of the trunk is trained so that the features of normal films come near their first mean. Left
 alone, that ends in a trunk with the same features for every film. Two ways prevent it: stop after a fixed number of
-updates (`early`), or hold every weight near its first value, the more so the more the features depend on it (`ewc`: elastic
-weight consolidation, whose stiffness is the diagonal of the Fisher information). A film's score is its mean squared
-distance from the two nearest normal films.
+updates (`early`), or hold every weight near its first value, the more so the more the features depend on it (`ewc`:
+elastic weight consolidation, whose stiffness is the diagonal of the Fisher information). A film's score is its mean
+squared distance from the two nearest normal films.
 
 Ours: a vision transformer in place of a ResNet-152, its last half in place of the last two of four stages, the mean of
 its tokens in place of average-pooled features. The Fisher information is that of the features of normal films, taken
