@@ -61,7 +61,7 @@ def baselines(
     ] = 0.25,
     preset: Preset = "small",
     overrides: Set = None,
-    own: Annotated[
+    method_settings: Annotated[
         list[str] | None,
         typer.Option("--with", help="A setting of one method: mae.options.mask_ratio=0.6.", metavar="METHOD.KEY=VALUE"),
     ] = None,
@@ -101,21 +101,21 @@ def baselines(
     lengths += [study.Length("epochs", epochs)] if epochs else []
     settings = sorted_settings(overrides)
     films = study.open_study_set(data, out, split)
-    wanted, left_out = study.possible_tasks(study.parse_names(tasks, study.TASKS, "--tasks"), films)
+    task_names, left_out = study.possible_tasks(study.parse_names(tasks, study.TASKS, "--tasks"), films)
     for message in (*without_weights, *left_out):
         logging.getLogger("afire").info("%s", message)
-    asked = study.Baselines(
+    request = study.Baselines(
         out=out,
         films=films,
         methods=names,
         seeds=parse_seeds(seeds),
         lengths=lengths,
-        tasks=wanted,
+        tasks=task_names,
         labels=labels,
         fractions=[100 * share for share in parse_fractions(fractions)],
         preset=preset or "small",
         settings=settings,
-        own=settings_by_method(own or (), names),
+        own=settings_by_method(method_settings or (), names),
         start=init,
         start_all=init_all,
         weights_settings=said_by(init, data, preset) if init is not None else {},
@@ -123,30 +123,30 @@ def baselines(
     )
     machine = ("--device", device)
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
-    tried: Sequence[Choice] = ()
+    trials: Sequence[Choice] = ()
     with folder_lock(out, "the study in"):
         if search:
             shorter = study.Length(lengths[0].by, lengths[0].amount * search_share)
-            found = _search(asked, shorter, machine, plan, jobs, threads)
-            if found is None:
+            searched = _search(request, shorter, machine, plan, jobs, threads)
+            if searched is None:
                 return
-            asked, tried = found
+            request, trials = searched
         trainings: Mapping[tuple[By, str], Training] = {
-            (length.by, name): study.plan_training(asked, name, length) for length in lengths for name in names
+            (length.by, name): study.plan_training(request, name, length) for length in lengths for name in names
         }
-        steps = study.plan_steps(asked, trainings, machine)
+        steps = study.plan_steps(request, trainings, machine)
         if plan:
             show_steps(steps, out)
             return
         outcome = run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
-        _write(asked, trainings, tried, quiet)
+        _write(request, trainings, trials, quiet)
     end(outcome, lambda name: step_path(out, name, "log"))
 
 
 def _search(
-    asked: Baselines, length: Length, machine: tuple[str, ...], plan: bool, jobs: int, threads: dict[str, str]
+    request: Baselines, length: Length, machine: tuple[str, ...], plan: bool, jobs: int, threads: dict[str, str]
 ) -> tuple[Baselines, Sequence[Choice]] | None:
-    """The study with what the search chose; None where only the plan was asked for."""
+    """The study with the settings that the search chose; None where only the plan is shown."""
     from dataclasses import replace
 
     from afire.cli.studies import end, show_steps
@@ -154,30 +154,30 @@ def _search(
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.steps import log_steps
 
-    on_development = development(asked)
+    on_development = development(request)
     steps = search_steps(on_development, length, machine)
     if plan:
-        show_steps(steps, asked.out)
+        show_steps(steps, request.out)
         return None
-    outcome = run_planned(steps, asked.out, log_steps(len(steps)), jobs=jobs, environment=threads)
+    outcome = run_planned(steps, request.out, log_steps(len(steps)), jobs=jobs, environment=threads)
     if outcome.signal:
-        end(outcome, lambda name: step_path(asked.out, name, "log"))
-    chosen, tried = choose(on_development, length)
-    return replace(asked, chosen=chosen), tried
+        end(outcome, lambda name: step_path(request.out, name, "log"))
+    settings, trials = choose(on_development, length)
+    return replace(request, chosen=settings), trials
 
 
 def _write(
-    asked: Baselines, trainings: Mapping[tuple[By, str], Training], tried: Sequence[Choice], quiet: bool
+    request: Baselines, trainings: Mapping[tuple[By, str], Training], trials: Sequence[Choice], quiet: bool
 ) -> None:
     from afire.cli.options import console
     from afire.report.baselines import show_baselines, write_baselines
     from afire.studies.baselines_table import collect, facts, traps
 
-    tables = collect(asked, trainings)
+    tables = collect(request, trainings)
     if not tables:
         return
-    told = traps(asked, tables)
-    page = write_baselines(asked.out, tables, facts(asked), told, tried)
+    warnings = traps(request, tables)
+    page = write_baselines(request.out, tables, facts(request), warnings, trials)
     if not quiet:
-        show_baselines(console(), tables, told)
+        show_baselines(console(), tables, warnings)
         print_line(page)

@@ -99,11 +99,15 @@ def fit(
     from afire.report.detect_tables import show_choice, write_choice
 
     method = method or ("taught" if weights is None and procedure == "afire" else "afire")
-    own, networks_own = sort_settings(overrides, Owner("detect", DETECTORS[method].Settings), PRETRAIN)
-    asked = [*own, *([f"seed={seed}"] if seed is not None else []), *([f"score={score}"] if score is not None else [])]
+    own_settings, networks_own = sort_settings(overrides, Owner("detect", DETECTORS[method].Settings), PRETRAIN)
+    arguments = [
+        *own_settings,
+        *([f"seed={seed}"] if seed is not None else []),
+        *([f"score={score}"] if score is not None else []),
+    ]
     networks = networks_for(method, weights, data, preset, config_file, networks_own)
     config = config_for(networks.config, data)
-    settings = detect_settings(asked, method, _choices(procedure, method, config))
+    settings = detect_settings(arguments, method, _choices(procedure, method, config))
     image = config.image
     films = open_films(data, root, image.size, image.fit, image.voi)
     task = FitTask(
@@ -133,7 +137,7 @@ def fit(
 
 
 def _choices(procedure: str, method: str, config: Config) -> dict[str, Any] | None:
-    """What a procedure says about the settings."""
+    """The settings of a procedure."""
     from afire.detect.fit import paper_procedure
     from afire.errors import UserError
 
@@ -309,11 +313,13 @@ def run(
         if dicom_out:
             raise UserError("--dicom-out needs DICOM files, and a pack has none; give their folder instead of --data.")
         packed = PackOptions(model, data, out, pictures, batch, workers, device)
-        asked = shards_asked(shards, shard, finish)
-        found = run_pack(packed, detector, asked, Where(engine, address, workers), finish, force and not resume)
-        if found is None:
+        shard_choice = shards_asked(shards, shard, finish)
+        results = run_pack(
+            packed, detector, shard_choice, Where(engine, address, workers), finish, force and not resume
+        )
+        if results is None:
             return
-        _report(out, found, detector, rule, about, pictures, quiet)
+        _report(out, results, detector, rule, about, pictures, quiet)
         return
     painter = Painter(out, detector.scale, detector.config.image.fit) if pictures else None
     task = RunTask(
@@ -342,7 +348,7 @@ def _report(
     pictures: bool,
     quiet: bool,
 ) -> None:
-    """Write the results' files and the page, and say what was found."""
+    """Write the results' files and the page, and show a summary."""
     from afire.cli.options import console
     from afire.detect.findings import header_of, write_results
     from afire.report.detect_page import write_detect_page
@@ -436,8 +442,8 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
     for result in [film for film in in_order if film.status != SCORED][:5]:
         message = visible(f"{result.file}: {'; '.join(result.objections)}")
         screen.print(Text.assemble((f"{result.status}: ", "yellow"), message), soft_wrap=True)
-    shown = {"alarm": "flagged", "no alarm": "not flagged"}
-    groups = ", ".join(f"{count:,} {shown.get(name, name)}" for name, count in counts(results, rule).items())
+    titles = {"alarm": "flagged", "no alarm": "not flagged"}
+    groups = ", ".join(f"{count:,} {titles.get(name, name)}" for name, count in counts(results, rule).items())
     screen.print(f"{len(results):,} films: {groups}", highlight=False, markup=False)
     screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
     for note in notes:

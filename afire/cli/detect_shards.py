@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What `afire detect run` was asked for with a pack."""
+    """The options of `afire detect run` with a pack."""
 
     model: Path
     data: Path
@@ -59,12 +59,12 @@ def open_run(options: PackOptions, detector: AnomalyDetector | None = None) -> P
 def run_pack(
     options: PackOptions,
     detector: AnomalyDetector,
-    asked: tuple[int | None, Shard | None],
+    shard_choice: tuple[int | None, Shard | None],
     where: Where,
     finish: bool,
     force: bool,
 ) -> list[FilmResult] | None:
-    """Score all shards, or one, or none; the results of all films, unless one shard alone was asked for."""
+    """Score all shards, or one, or none; the results of all films, or None for a single shard."""
     from afire.cli.options import print_line
     from afire.cluster.engine import do_shards
     from afire.cluster.shards import all_shards
@@ -74,9 +74,9 @@ def run_pack(
     from afire.detect.packed import begun_run, check_out, finish_run, score_shard, shards_of
     from afire.files import require_own
 
-    count, one = asked
+    count, single = shard_choice
     require_own(options.out, JOURNAL)
-    check_out(options.out, force and one is None and not finish)
+    check_out(options.out, force and single is None and not finish)
     run = open_run(options, detector)
     count = shards_of(len(run.films), count) if count is not None or not finish else begun_run(options.out)
 
@@ -86,18 +86,18 @@ def run_pack(
     if not finish:
         on_ray = where.engine == "ray"
         paths = {"model": detector_folder(options.model), "data": options.data, "out": options.out}
-        there = {name: path.absolute() for name, path in paths.items()}
-        settings = {**vars(options), **there, "workers": 1} if on_ray else {}
+        absolute_paths = {name: path.absolute() for name, path in paths.items()}
+        settings = {**vars(options), **absolute_paths, "workers": 1} if on_ray else {}
         work = Work("detecting", scorer if on_ray else here, settings, keeps=True, gpus=int(options.device == "cuda"))
-        scored = do_shards(work, [one] if one is not None else all_shards(count), where)
-    if one is not None:
-        print_line(f"shard {one}: {f'{scored:,} films scored' if scored else 'nothing to do'}: {options.out}")
+        scored = do_shards(work, [single] if single is not None else all_shards(count), where)
+    if single is not None:
+        print_line(f"shard {single}: {f'{scored:,} films scored' if scored else 'nothing to do'}: {options.out}")
         return None
     return finish_run(run, count)
 
 
 def scorer(settings: Mapping[str, Any]) -> Do:
-    """What scores a shard on another machine, with detector and films open."""
+    """The function that scores a shard on another machine, with detector and films open."""
     from afire.detect.packed import score_shard
 
     run = open_run(PackOptions(**settings))

@@ -65,7 +65,7 @@ Voi = Literal["auto", "lut", "window", "none"]
 
 
 def is_first_process() -> bool:
-    """Whether this is the only process of a command, or the one of several that talks."""
+    """Whether this is the only process of a command, or the one of several that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -165,31 +165,31 @@ def model_config(
     overrides: list[str] | None,
     weights: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """The settings of networks and pre-training, as the options give them, on top of what ``weights`` say."""
+    """The settings of networks and pre-training, as the options give them, on top of those of ``weights``."""
     from afire.cli.settings import PRETRAIN, sort_settings
     from afire.settings import load_config
 
-    [own] = sort_settings(overrides, PRETRAIN)
-    return load_config(preset, file, own, weights)
+    [settings] = sort_settings(overrides, PRETRAIN)
+    return load_config(preset, file, settings, weights)
 
 
-def asked_config(
+def config_from_options(
     preset: str | None,
     file: Path | None,
     overrides: list[str] | None,
     data: Path | None = None,
     weights: str | Path | None = None,
 ) -> Config | None:
-    """The settings the user gave, completed by what a file of ``weights`` says, for films as ``data`` packs them.
+    """The user's settings, completed by those of a file of ``weights``, for films as ``data`` packs them.
 
-    None where nobody says any, as a run brings its own.
+    None without any, because a run brings its own.
     """
     from afire.data.pack import config_for
 
-    said = _said_by(weights, data, preset)
-    if not (preset or file or overrides or said):
+    weights_settings = _said_by(weights, data, preset)
+    if not (preset or file or overrides or weights_settings):
         return None
-    config = model_config(preset, file, overrides, said)
+    config = model_config(preset, file, overrides, weights_settings)
     return config_for(config, data) if data is not None else config
 
 

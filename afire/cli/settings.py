@@ -1,7 +1,7 @@
-"""The one dialect of ``--set``, for every command: ``key.sub=value``, or ``command.key.sub=value`` to say whose it is.
+"""The syntax of ``--set`` in every command: ``key.sub=value``, or ``command.key.sub=value`` for one command's setting.
 
-A key goes to the first of a command's owners that has it: the command's own settings before those of the networks. One
-that none of them has is met with the nearest, and with the command that it belongs to.
+A key goes to the first of a command's owners that has it: the command's own settings before those of the networks. For
+a key that none of them has, the message names the nearest one, and the command that it belongs to.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Owner:
     by_name: bool = False
 
     def unknown(self, path: Sequence[str]) -> Unknown | None:
-        """What of a key is not among these settings; None where all of it is."""
+        """The part of a key that is not among these settings; None where all of it is."""
         if self.groups and path[0] in self.kind.model_fields and path[0] not in self.groups:
             return Unknown(path[0])
         return find_unknown(path, self.kind)
 
 
 PRETRAIN = Owner("pretrain", Config)
-NETWORK = Owner("pretrain", Config, groups=("image", "encoder"))  # what a task may say of weights that bring none
+NETWORK = Owner("pretrain", Config, groups=("image", "encoder"))  # what a task may set for weights without settings
 FINETUNE, SEGMENT = Owner("finetune", FinetuneConfig), Owner("segment", SegmentConfig)
 DETECT = Owner("detect", DetectConfig)
 ABLATE = Owner("ablate", Config)  # those of its pre-trainings
@@ -40,7 +40,7 @@ _ALL = (PRETRAIN, FINETUNE, SEGMENT, DETECT)
 
 
 def sort_settings(overrides: Sequence[str] | None, *owners: Owner) -> list[list[str]]:
-    """The ``--set`` words of each owner, without the command's name, in the order they were given."""
+    """The ``--set`` texts of each owner, without the command's name, in the order they were given."""
     shares: list[list[str]] = [[] for _ in owners]
     for override in overrides or ():
         parse_override(override)  # a malformed one is refused before its key is looked at
@@ -73,8 +73,8 @@ def _message(path: Sequence[str], candidates: Sequence[Owner], owners: Sequence[
     elsewhere = [owner.command for owner in _ALL if owner not in candidates and owner.unknown(path) is None]
     if elsewhere:
         commands = " and ".join(f"`afire {command}`" for command in elsewhere)
-        named = {owner.command for owner in owners if owner.by_name}
-        write = " or ".join(f"{command}.{key}" for command in elsewhere if command in named)
+        by_name = {owner.command for owner in owners if owner.by_name}
+        write = " or ".join(f"{command}.{key}" for command in elsewhere if command in by_name)
         return f"unknown setting {key}: it is one of {commands}{f'; write {write}' if write else ''}."
     mismatches = [(owner, unknown) for owner in candidates if (unknown := owner.unknown(path)) is not None]
     owner, unknown = max(mismatches, key=lambda pair: pair[1].likeness)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from afire.studies.steps import Outcome
     from afire.tasks.compare import Comparison
 
-Asked = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
+TargetOption = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
 
 
 def compare(
@@ -60,11 +60,11 @@ def compare(
     """
     from afire.tasks.compare import compare as compare_results
 
-    wanted = [word.strip() for word in metrics.split(",")] if metrics else None
-    comparisons = compare_results(results, metrics=wanted, allow_different_splits=allow_different_splits)
+    names = [word.strip() for word in metrics.split(",")] if metrics else None
+    comparisons = compare_results(results, metrics=names, allow_different_splits=allow_different_splits)
     if not quiet:
         for comparison in comparisons:
-            _show_comparison(comparison, wanted or comparison.metrics[:1], len(comparisons) > 1)
+            _show_comparison(comparison, names or comparison.metrics[:1], len(comparisons) > 1)
     if out is not None:
         _write_comparisons(comparisons, out)
         if not quiet:
@@ -72,7 +72,7 @@ def compare(
 
 
 def _show_comparison(comparison: Comparison, metrics: list[str], several: bool) -> None:
-    """All means; differences in ``metrics`` only, because all of them are many and stand in comparison.md."""
+    """All means; differences in ``metrics`` only, because there are many, and all of them are in comparison.md."""
     from rich.text import Text
 
     from afire.cli.options import console
@@ -96,9 +96,12 @@ def _write_comparisons(comparisons: list[Comparison], out: Path) -> None:
     for comparison in comparisons:
         if len(comparison.labels) > 1 and comparison.entries[0].result.per_label:
             stem = f"labels-{100 * comparison.fraction:g}pct" if len(comparisons) > 1 else "labels"
-            shown, names = [entry.result for entry in comparison.entries], [entry.name for entry in comparison.entries]
+            results, names = (
+                [entry.result for entry in comparison.entries],
+                [entry.name for entry in comparison.entries],
+            )
             with style():
-                save_figure(label_figure(shown, comparison.metrics[0], names), out / stem)
+                save_figure(label_figure(results, comparison.metrics[0], names), out / stem)
         if len(comparison.entries) > 2:
             stem = f"p-values-{100 * comparison.fraction:g}pct" if len(comparisons) > 1 else "p-values"
             with style():
@@ -144,17 +147,17 @@ def ablate(
     from afire.studies.ablation_run import plan_workers, run_trials
     from afire.studies.steps import log_steps
 
-    chosen = choose_rows(rows)
-    [own] = sort_settings(overrides, ABLATE)
+    selection = choose_rows(rows)
+    [settings] = sort_settings(overrides, ABLATE)
     study = open_study(
         data,
         out,
-        load_config(preset, config_file, own),
+        load_config(preset, config_file, settings),
         root=root,
         split=read_split(split) if split is not None else None,
         labels=parse_labels(labels),
     )
-    trials = plan_trials(study, chosen, parse_seeds(seeds))
+    trials = plan_trials(study, selection, parse_seeds(seeds))
     waiting = [trial for trial in trials if trial.result() is None]
     workers = plan_workers(jobs, threads, device, len(waiting))
     if plan:
@@ -162,9 +165,9 @@ def ablate(
         return
     with folder_lock(out, "the study in"):
         begin_study(study)
-        _say_start(len(chosen), trials, waiting, workers)
+        _say_start(len(selection), trials, waiting, workers)
         outcome = run_trials(study, waiting, workers, log_steps(len(trials), len(trials) - len(waiting)))
-        _write_table(study, chosen, trials, quiet)
+        _write_table(study, selection, trials, quiet)
     folders = {trial.name: trial.folder for trial in waiting}
     end(outcome, lambda name: folders[name] / LOG)
 
@@ -195,12 +198,12 @@ def _show_trials(trials: list[Trial], study: Study, workers: Workers) -> None:
     for trial in trials:
         about = "" if states[trial.key] == "finished" else format_seconds(estimates[trial.key])
         rows.append([trial.name, states[trial.key], ", ".join(trial.rows[1:]), about])
-    left = [estimates[trial.key] for trial in trials if states[trial.key] != "finished"]
+    remaining = [estimates[trial.key] for trial in trials if states[trial.key] != "finished"]
     screen = console()
     screen.print(table_of(["trial", Column("state", text=True), Column("also", text=True), "about"], rows).console())
-    hours = format_seconds(max(sum(left) / workers.jobs, max(left, default=0.0)))
+    hours = format_seconds(max(sum(remaining) / workers.jobs, max(remaining, default=0.0)))
     screen.print(
-        f"{len(trials)} trials, {len(left)} to run, {workers.jobs} side by side: about {hours}", highlight=False
+        f"{len(trials)} trials, {len(remaining)} to run, {workers.jobs} side by side: about {hours}", highlight=False
     )
 
 
@@ -271,7 +274,7 @@ def bench(
     from afire.studies.steps import log_steps
 
     names = study.parse_methods(methods)
-    asked = study.Bench(
+    request = study.Bench(
         out=out,
         sets=[study.open_set(text, out) for text in data],
         methods=names,
@@ -283,13 +286,13 @@ def bench(
         settings=study.settings_by_method(overrides or (), names),
         most_hours=most_hours,
     )
-    fits = {(films.name, name): study.plan_fit(asked, films, name) for films in asked.sets for name in names}
+    fits = {(films.name, name): study.plan_fit(request, films, name) for films in request.sets for name in names}
     machine = ("--device", device)
-    steps = study.plan_steps(asked, fits, machine)
+    steps = study.plan_steps(request, fits, machine)
     if plan:
         show_steps(steps, out)
         if length == "both":
-            show_steps(study.plan_long_steps(asked, study.plan_long_fits(asked, fits), machine), out)
+            show_steps(study.plan_long_steps(request, study.plan_long_fits(request, fits), machine), out)
         return
 
     def run(steps: list[PlannedStep]) -> Outcome:
@@ -298,18 +301,18 @@ def bench(
 
     with folder_lock(out, "the bench in"):
         outcome = run(steps)
-        longer = study.plan_long_fits(asked, fits) if length == "both" else {}
+        longer = study.plan_long_fits(request, fits) if length == "both" else {}
         if longer and not outcome.signal:
-            _write_bench(asked, fits, longer, quiet=True)
-            rest = run(study.plan_long_steps(asked, longer, machine))
-            outcome.failed.update(rest.failed)
-            outcome.signal = rest.signal
-        _write_bench(asked, fits, longer, quiet)
+            _write_bench(request, fits, longer, quiet=True)
+            long_outcome = run(study.plan_long_steps(request, longer, machine))
+            outcome.failed.update(long_outcome.failed)
+            outcome.signal = long_outcome.signal
+        _write_bench(request, fits, longer, quiet)
     end(outcome, lambda name: step_path(out, name, "log"))
 
 
 def _write_bench(
-    asked: Bench,
+    request: Bench,
     fits: Mapping[tuple[str, str], Fit],
     longer: Mapping[tuple[str, str], LongFit],
     quiet: bool,
@@ -319,17 +322,17 @@ def _write_bench(
     from afire.studies.detect_bench import facts
     from afire.studies.detect_bench_table import collect
 
-    tables = collect(asked, fits, longer)
+    tables = collect(request, fits, longer)
     if not tables:
         return
-    page = write_bench(asked.out, tables, facts(asked))
+    page = write_bench(request.out, tables, facts(request))
     if not quiet:
         show_bench(console(), tables)
         print_line(page)
 
 
 def reproduce(
-    target: Annotated[Asked, typer.Argument(help="A table or a figure of the paper, or all of them.")],
+    target: Annotated[TargetOption, typer.Argument(help="A table or a figure of the paper, or all of them.")],
     on: Annotated[
         Literal["phantom", "childcxr", "nih", "chexpert", "siim", "shenzhen"],
         typer.Option("--on", help="The films to run it on; the phantom is drawn, the others must be downloaded."),
@@ -423,7 +426,7 @@ def sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
     return {owner.command: share for owner, share in zip(owners, shares, strict=True)}
 
 
-def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:
+def _targets(target: TargetOption, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:
     from afire.errors import UserError
     from afire.studies.reproduce_plan import possible_targets
     from afire.studies.reproduce_sets import DATASETS, TARGETS
@@ -437,14 +440,14 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
 def show_steps(steps: list[PlannedStep], out: Path) -> None:
     from afire.studies.recorded import done_steps, step_hashes
 
-    done = done_steps(steps, out, step_hashes(steps, out))
+    finished = done_steps(steps, out, step_hashes(steps, out))
     for step in steps:
-        state = "  (done)" if step.name in done else ""
+        state = "  (done)" if step.name in finished else ""
         typer.echo(f"# {step.name}{state}\n{step.command}")
 
 
-def _write_reproduction(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
-    """The page of everything in --out, also of earlier starts; on the terminal what was asked for now."""
+def _write_reproduction(current: Request, outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
+    """The page of everything in --out, also of earlier starts; on the terminal only the current targets."""
     from dataclasses import replace
 
     from afire.cli.options import console
@@ -453,12 +456,12 @@ def _write_reproduction(asked: Request, outcome: Outcome, reasons: dict[Target, 
     from afire.studies.reproduce_plan import plan as plan_steps
     from afire.studies.reproduce_plan import with_finished
 
-    request, seconds = with_finished(asked, asked.out)
+    request, seconds = with_finished(current, current.out)
     everything = replace(outcome, seconds={**seconds, **outcome.seconds})
     reports = collect(request, everything, reasons)
     commands = [step.command for step in plan_steps(request)]
     page = write_reproduction(request.out, reports, _reproduction_facts(request, everything), commands)
-    reports = [report for report in reports if report.target in (*asked.targets, *reasons)]
+    reports = [report for report in reports if report.target in (*current.targets, *reasons)]
     if not quiet:
         show_targets(console(), reports)
         print_line(page)

@@ -62,7 +62,7 @@ def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None
     detector.scale = HeatScale.of(heats)
 
 
-def asked_scores(score: str, known: Collection[str]) -> list[str] | None:
+def parse_scores(score: str, known: Collection[str]) -> list[str] | None:
     """``gaussian + lesion`` -> both names, which must be ``known``; ``auto`` -> None."""
     if score == "auto":
         return None
@@ -97,7 +97,7 @@ def choose_score(detector: AnomalyDetector, films: Films, rows: Rows) -> choosin
             for batch in torch.split(images, BATCH):
                 _collect(phantom_scores, detector, batch)
             scores[choosing.FINDINGS] = _join(phantom_scores)
-    names = asked_scores(settings.score, detector.meanings)
+    names = parse_scores(settings.score, detector.meanings)
     return choosing.choose(_join(normal), joined, names, references)
 
 

@@ -40,7 +40,7 @@ from afire.detect.base import (
     Subsets,
     film_batches,
 )
-from afire.detect.calibrate import asked_scores, calibrate
+from afire.detect.calibrate import calibrate, parse_scores
 from afire.errors import UserError
 from afire.files import folder_lock, remove_unfinished, require_own
 from afire.methods import method_type
@@ -390,7 +390,7 @@ def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
     size = task.config.image.size
     if task.films.size != size:
         raise UserError(f"the films are {task.films.size} px, but the networks take {size}; pack them at that size.")
-    asked_scores(task.settings.score, scores)
+    parse_scores(task.settings.score, scores)
     smallest = 1 / (1 + len(subsets.calibrate))
     if task.settings.false_alarms < smallest:
         raise UserError(

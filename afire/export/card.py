@@ -278,9 +278,11 @@ def _encoder_row(config: Config) -> str:
     )
 
 
-def _versions(made_by: Mapping[str, Any]) -> str:
-    changed = " with changes" if made_by.get("changed") else ""
-    return f"afire {made_by.get('afire')}, torch {made_by.get('torch')}, commit `{str(made_by.get('commit'))[:12]}`{changed}"
+def _versions(origin: Mapping[str, Any]) -> str:
+    changed = " with changes" if origin.get("changed") else ""
+    return (
+        f"afire {origin.get('afire')}, torch {origin.get('torch')}, commit `{str(origin.get('commit'))[:12]}`{changed}"
+    )
 
 
 def _method_rows(config: Config) -> dict[str, str]:

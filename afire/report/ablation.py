@@ -89,8 +89,8 @@ def sections(table: AblationTable) -> list[tuple[str, list[TableRow]]]:
         members = [row for row in table.rows if name in row.row.tables and row.row.name != FULL]
         if members:
             groups.append((title, full + sorted(members, key=lambda row: row.row.tables[name])))
-    own = [row for row in table.rows if not row.row.tables]
-    return [*groups, *([(_OTHER, full + own)] if own else [])] or [(TABLES["table1"], full)]
+    own_rows = [row for row in table.rows if not row.row.tables]
+    return [*groups, *([(_OTHER, full + own_rows)] if own_rows else [])] or [(TABLES["table1"], full)]
 
 
 def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Pre-training methods side by side, for people: a table for each length, what it says in words, and two pictures.
+"""Pre-training methods side by side, for people: a table and a summary for each length, and two pictures.
 
 One picture has a panel for each length and a line for each row, in the main measure: mean, interval, a tick for each
 seed. The other shows the p-values between all pairs of methods.
@@ -51,7 +51,7 @@ def write_baselines(
     tables: Sequence[BaselineTable],
     facts: Mapping[str, str],
     traps: Sequence[str],
-    tried: Sequence[Choice] = (),
+    trials: Sequence[Choice] = (),
 ) -> Path:
     """Write the page, LaTeX, CSV, JSON and the pictures; the page's path."""
     with style():
@@ -60,7 +60,7 @@ def write_baselines(
             if table.pairs is not None:
                 pictures += save_figure(p_value_figure(table.pairs), out / f"p-values-{table.by}")
     names = [path.name for path in pictures if path.suffix == ".png"]
-    write_text(out / PAGE, baselines_page(tables, facts, traps, tried, names))
+    write_text(out / PAGE, baselines_page(tables, facts, traps, trials, names))
     write_text(out / "baselines.tex", "\n".join(_as_latex(table) for table in tables))
     for table in tables:
         write_text(out / f"baselines-{table.by}.csv", rows_table(table).csv())
@@ -81,7 +81,7 @@ def baselines_page(
     tables: Sequence[BaselineTable],
     facts: Mapping[str, str],
     traps: Sequence[str],
-    tried: Sequence[Choice] = (),
+    trials: Sequence[Choice] = (),
     pictures: Sequence[str] = (),
 ) -> str:
     """The page as Markdown."""
@@ -95,8 +95,8 @@ def baselines_page(
     beside_paper = paper_table(tables)
     if beside_paper is not None:
         sections += ["## The paper's numbers", beside_paper.markdown()]
-    if tried:
-        sections += ["## The search", search_table(tried).markdown()]
+    if trials:
+        sections += ["## The search", search_table(trials).markdown()]
     sections += [_READING, f"afire {__version__}. {DISCLAIMER}"]
     return "\n\n".join(sections) + "\n"
 
@@ -112,8 +112,8 @@ _READING = (
 
 
 def title(table: BaselineTable) -> str:
-    what = "Equal compute" if table.by == "flops" else "Equal epochs"
-    return f"{what}: {table.length}"
+    kind = "Equal compute" if table.by == "flops" else "Equal epochs"
+    return f"{kind}: {table.length}"
 
 
 def rows_table(table: BaselineTable) -> Table:
@@ -161,32 +161,32 @@ def _cells(row: BaselineRow, table: BaselineTable) -> list[str]:
 
 
 def messages(table: BaselineTable) -> list[str]:
-    """The order in the main measure, who is above the reference by both tests, and who by one."""
+    """The order in the main measure, which methods are above the reference by both tests, and which by one."""
     rows = [row for row in table.rows if row.training is not None and table.main in row.measures]
     order = ", ".join(f"{row.name} {number(row.measures[table.main].mean)}" for row in rows)
-    told = [f"by {table.measures[table.main]}: {order}"]
-    for words, sign in (("above", 1), ("below", -1)):
-        both: list[str] = []
-        one: list[str] = []
+    texts = [f"by {table.measures[table.main]}: {order}"]
+    for position, sign in (("above", 1), ("below", -1)):
+        by_both: list[str] = []
+        by_one: list[str] = []
         for row in rows:
             against = row.against.get(table.main)
             if against is None or sign * against.value <= 0:
                 continue
             tests = [against.p_patients < 0.05, against.p_seeds < 0.05]  # NaN is not below
-            (both if all(tests) else one if any(tests) else []).append(row.name)
-        if both:
-            told.append(f"{words} {table.reference} over patients and over seeds (p < 0.05): {', '.join(both)}")
-        if one:
-            told.append(f"{words} {table.reference} by one of the two tests only: {', '.join(one)}")
+            (by_both if all(tests) else by_one if any(tests) else []).append(row.name)
+        if by_both:
+            texts.append(f"{position} {table.reference} over patients and over seeds (p < 0.05): {', '.join(by_both)}")
+        if by_one:
+            texts.append(f"{position} {table.reference} by one of the two tests only: {', '.join(by_one)}")
     for name in [measure for measure in table.measures if measure != table.main]:
         best = max((row for row in rows if name in row.measures), key=lambda row: row.measures[name].mean, default=None)
         if best is not None:
-            told.append(f"best by {table.measures[name]}: {best.name} {number(best.measures[name].mean)}")
-    return told
+            texts.append(f"best by {table.measures[name]}: {best.name} {number(best.measures[name].mean)}")
+    return texts
 
 
 def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
-    """The paper's number beside ours, and what stands behind it."""
+    """The paper's number beside ours, and the network and data behind it."""
     rows = []
     for table in tables:
         for row in table.rows:
@@ -217,18 +217,18 @@ def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
     return table_of(header, rows)
 
 
-def search_table(tried: Sequence[Choice]) -> Table:
+def search_table(trials: Sequence[Choice]) -> Table:
     """Every trial of the search; the chosen one of each method is marked."""
     best = {
-        method: max((trial.auc or -1.0) for trial in tried if trial.method == method)
-        for method in dict.fromkeys(trial.method for trial in tried)
+        method: max((trial.auc or -1.0) for trial in trials if trial.method == method)
+        for method in dict.fromkeys(trial.method for trial in trials)
     }
     rows = []
-    for trial in tried:
-        chosen = trial.auc is not None and trial.auc == best[trial.method]
+    for trial in trials:
+        is_best = trial.auc is not None and trial.auc == best[trial.method]
         auc = DASH if trial.auc is None else number(trial.auc)
-        rows.append([trial.method, ", ".join(trial.words), auc, "chosen" if chosen else ""])
-        if chosen:
+        rows.append([trial.method, ", ".join(trial.words), auc, "chosen" if is_best else ""])
+        if is_best:
             best[trial.method] = math.inf  # of equals the first
     return table_of(["method", Column("settings", text=True), "development AUC", Column("", text=True)], rows)
 
@@ -267,8 +267,8 @@ def _draw(axes: Axes, table: BaselineTable) -> None:
 def show_baselines(screen: Console, tables: Sequence[BaselineTable], traps: Sequence[str]) -> None:
     """On the terminal."""
     for table in tables:
-        shown = ["method", *list(table.measures)[:2], "against", "core_minutes"]
-        screen.print(rows_table(table).only(*shown).console(frame=False))
+        keys = ["method", *list(table.measures)[:2], "against", "core_minutes"]
+        screen.print(rows_table(table).only(*keys).console(frame=False))
         for message in messages(table):
             screen.print(Text(f"- {message}"))
         screen.print()

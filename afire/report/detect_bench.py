@@ -1,4 +1,4 @@
-"""A bench of detectors for people: a table for each set, what it says in words, and a picture.
+"""A bench of detectors for people: a table and a summary for each set, and a picture.
 
 The picture has a panel for each set and a line for each row: its AUC with the interval, a tick for each seed, trivial
 rows hollow, and the best trivial row as a dashed line.
@@ -89,12 +89,15 @@ _READING = (
 
 def rows_table(table: BenchTable) -> Table:
     """All rows of a set, the best first; with a second column where some were also fitted at published length."""
-    both = any(row.published is not None for row in table.rows)
+    has_published = any(row.published is not None for row in table.rows)
     rows = [
-        Row([row.method, *_numbers(row), *(_second(row.published) if both else ())], "italic" if row.trivial else "")
+        Row(
+            [row.method, *_numbers(row), *(_second(row.published) if has_published else ())],
+            "italic" if row.trivial else "",
+        )
         for row in table.rows
     ]
-    return Table([*_COLUMNS, *(_SECOND if both else ())], [Block(rows)], title(table))
+    return Table([*_COLUMNS, *(_SECOND if has_published else ())], [Block(rows)], title(table))
 
 
 def _second(row: PublishedRow | None) -> list[str]:
@@ -139,24 +142,24 @@ def _against(row: BenchRow) -> str:
 
 
 def messages(table: BenchTable) -> list[str]:
-    """Who leads, who beats the best trivial row with the whole interval, and who points the wrong way."""
+    """The ranking, which methods beat the best trivial row with the whole interval, and which score the wrong way."""
     learned = [row for row in table.rows if not row.trivial]
     trivial = next(row for row in table.rows if row.method == table.best_trivial)
     best, bar = learned[0], float(trivial.auc["mean"])
     order = ", ".join(f"{row.method} {number(float(row.auc['mean']))}" for row in learned)
-    told = [f"ranking: {order}"]
+    texts = [f"ranking: {order}"]
     above = [row.method for row in learned if row.against is not None and float(row.against["low"]) > 0]
     beaten = f"the best trivial row, {trivial.method} ({number(bar)})"
     if above:
-        told.append(f"above {beaten} with the whole interval: {', '.join(above)}")
+        texts.append(f"above {beaten} with the whole interval: {', '.join(above)}")
     else:
-        told.append(f"none is above {beaten} with its whole interval; the best is {best.method}")
+        texts.append(f"none is above {beaten} with its whole interval; the best is {best.method}")
     flipped = [row.method for row in learned if round(float(row.auc["mean"]), 3) < 0.5]
     if flipped:
-        told.append(f"below 0.5, normal films score higher: {', '.join(flipped)}")
+        texts.append(f"below 0.5, normal films score higher: {', '.join(flipped)}")
     if table.audit is not None:
-        told += [f"audit: {message}" for message in table.audit] or ["audit: no shortcut was found"]
-    return told
+        texts += [f"audit: {message}" for message in table.audit] or ["audit: no shortcut was found"]
+    return texts
 
 
 def _as_latex(table: BenchTable) -> str:

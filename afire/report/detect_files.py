@@ -1,9 +1,9 @@
-"""What lies beside the page of `afire detect run`, for it to load when it is needed.
+"""The files beside the page of `afire detect run`, which it loads when they are needed.
 
 A page opened from disk may load scripts and pictures from its own folder and nothing else. So the films are rows of
 arrays in scripts of a few thousand rows, thumbnails share sheets in the order of the rows, and what normal films look
-like is a picture or two. Names begin with a tag of the content: a page never meets files of another page, and the old
-ones go when the new page stands.
+like is a picture or two. Names begin with a tag of the content: a page never loads files of another page, and the old
+ones are removed once the new page is written.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def write_beside(
 
 
 def remove_others(out: Path, beside: Beside) -> None:
-    """Remove what earlier pages left, and nothing else; call it when the new page stands."""
+    """Remove files of earlier pages and nothing else; call it once the new page is written."""
     remove_unfinished(out / FOLDER)
     for file in (out / FOLDER).glob("*"):
         if _OURS.match(file.name) and f"{FOLDER}/{file.name}" not in beside.names():
@@ -90,11 +90,11 @@ def visible(text: str) -> str:
 
 
 def region_names(results: Sequence[FilmResult], low: float) -> dict[str, int]:
-    """The places in words that occur, each with its number, those with most films first."""
+    """The names of the regions that occur, each with its number, those with most films first."""
     names = [_region(film, low) for film in results if film.status == SCORED]
-    known, counts = np.unique(np.array(names, dtype=object).astype(str), return_counts=True)
-    order = np.lexsort((known, -counts))
-    return {str(known[place]): number for number, place in enumerate(order)}
+    regions, counts = np.unique(np.array(names, dtype=object).astype(str), return_counts=True)
+    order = np.lexsort((regions, -counts))
+    return {str(regions[place]): number for number, place in enumerate(order)}
 
 
 def _region(film: FilmResult, low: float) -> str:
@@ -102,13 +102,13 @@ def _region(film: FilmResult, low: float) -> str:
 
 
 def film_row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]:
-    """The fields in the order that the page's script knows. A score that is not to be trusted is not there."""
+    """The fields in the order that the page's script expects. A score that is not to be trusted is left out."""
     scored = film.status == SCORED
-    shown = visible(film.file)
-    drawn = [film.pictures.get(kind) == picture_name(film.number, kind) for kind in KINDS]
+    name = visible(film.file)
+    has_picture = [film.pictures.get(kind) == picture_name(film.number, kind) for kind in KINDS]
     return [
         film.number,
-        shown,
+        name,
         _STATUS[film.status],
         film.score if scored else None,
         regions[_region(film, low)] if scored else -1,
@@ -116,8 +116,8 @@ def film_row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]
         _short(film.x),
         _short(film.y),
         visible(film.view),
-        sum(1 << bit for bit, there in enumerate(drawn) if there),
-        *([film.file] if shown != film.file else []),
+        sum(1 << bit for bit, is_drawn in enumerate(has_picture) if is_drawn),
+        *([film.file] if name != film.file else []),
     ]
 
 
@@ -147,11 +147,11 @@ def _put(path: Path, content: bytes) -> None:
 
 def _write_sheets(out: Path, tag: str, in_order: Sequence[FilmResult]) -> list[str]:
     on_one = ACROSS * ACROSS
-    parts = [in_order[start : start + on_one] for start in range(0, len(in_order), on_one)]
-    names = [f"{FOLDER}/{tag}-sheet-{number:04d}.jpg" for number in range(len(parts))]
+    batches = [in_order[start : start + on_one] for start in range(0, len(in_order), on_one)]
+    names = [f"{FOLDER}/{tag}-sheet-{number:04d}.jpg" for number in range(len(batches))]
     with ThreadPoolExecutor(usable_cores()) as pool:
-        made = pool.map(partial(_write_sheet, out), names, parts)
-        for _ in track(made, "drawing thumbnails", total=len(parts), unit="sheets"):
+        sheets = pool.map(partial(_write_sheet, out), names, batches)
+        for _ in track(sheets, "drawing thumbnails", total=len(batches), unit="sheets"):
             pass
     return names
 
@@ -167,7 +167,7 @@ def _write_sheet(out: Path, name: str, films: Sequence[FilmResult]) -> None:
 
 
 def _thumbnail(out: Path, film: FilmResult) -> Iterator[Image.Image]:
-    """One, or none when the picture is not there any more."""
+    """One thumbnail, or none when the picture is gone."""
     name = film.pictures.get("overlay") or film.pictures.get("film")
     if not name:
         return

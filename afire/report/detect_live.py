@@ -1,4 +1,4 @@
-"""The page of `afire detect run` as a live list: the newest films of a service, drawn when somebody looks at them.
+"""The page of `afire detect run` as a live list: the newest films of a service, drawn when they are viewed.
 
 A film is kept as what is shown of it and its heat, small; pictures are made of these on request. Nothing is on disk.
 """
@@ -19,7 +19,7 @@ from afire.detect.base import AnomalyDetector
 from afire.detect.findings import FilmResult, Rule, ranked
 from afire.report.detect_files import THUMB, Beside, film_row, jpeg, region_names, sheet_of_pieces
 from afire.report.detect_near import closest_pieces, near_script, shown_pieces
-from afire.report.detect_page import render_page, what_the_script_is_told
+from afire.report.detect_page import render_page, script_facts
 from afire.report.detect_pictures import laid_over, picture_name, transparent
 
 MEAN, PIECES = "page/normal.jpg", "page/patches.jpg"
@@ -44,26 +44,26 @@ class LiveFilm:
 
 
 def live_page(detector: AnomalyDetector, rule: Rule, model_hash: str, run: str, nonce: str) -> str:
-    """The page without a film; ``run`` is by which it knows its service again."""
+    """The page without films; by ``run`` it recognises its service."""
     atlas, model = detector.atlas, {"name": "of this service", "hash": model_hash}
     beside = Beside("", [], [], [], MEAN if atlas is not None else "", PIECES if shown_pieces(atlas) else "")
     live = {"run": run, "seconds": _SECONDS}
-    told = what_the_script_is_told(f"live {model_hash[:16]}", nonce, 0, rule, detector, model, beside, live)
-    return render_page(told, {"alarm": 0}, rule, detector, model, restores=False)
+    facts = script_facts(f"live {model_hash[:16]}", nonce, 0, rule, detector, model, beside, live)
+    return render_page(facts, {"alarm": 0}, rule, detector, model, restores=False)
 
 
 def live_script(films: Sequence[LiveFilm] | None, low: float, about: Mapping[str, Any]) -> str:
-    """A script that hands films to the page, in the order of a report; None are as they were."""
-    told = dict(about)
+    """A script that hands films to the page, in the order of a report; None: they have not changed."""
+    facts = dict(about)
     if films is not None:
         in_order = ranked([film.result for film in films])
         regions = region_names(in_order, low)
-        told |= {"films": [film_row(film, regions, low) for film in in_order], "regions": list(regions)}
-    return f"afireLive({json.dumps(told, separators=(',', ':'), allow_nan=False)});\n"
+        facts |= {"films": [film_row(film, regions, low) for film in in_order], "regions": list(regions)}
+    return f"afireLive({json.dumps(facts, separators=(',', ':'), allow_nan=False)});\n"
 
 
 def live_picture(film: LiveFilm, kind: str) -> tuple[bytes, str] | None:
-    """A picture of a film and its type; none of a kind that it has not."""
+    """A picture of a film and its type; None for a kind that it does not have."""
     if film.shown is None or kind not in (*film.result.pictures, "thumb"):
         return None
     if kind == "heat":
@@ -90,7 +90,7 @@ def live_normals(detector: AnomalyDetector, name: str) -> bytes | None:
 
 
 def live_near(detector: AnomalyDetector, film: LiveFilm) -> str:
-    """A script that tells which kept pieces of normal films are closest to a film."""
+    """A script with the kept pieces of normal films that are closest to a film."""
     atlas = detector.atlas
     text = ""
     if film.shown is not None and atlas is not None and atlas.patches is not None:

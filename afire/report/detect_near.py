@@ -1,6 +1,6 @@
 """Which of the kept pieces of normal films are closest to a film, place by place, for the page to show.
 
-A page opened from disk may show pictures and not look into them, so this is found out when it is written, from the
+A page opened from disk may show pictures but not read their pixels, so this is computed when it is written, from the
 film's own picture. Only detectors that keep pieces of single films have something to choose from.
 
 Shapes: G x G places, of each of which K pieces are kept and M are shown.
@@ -31,26 +31,26 @@ Bytes = NDArray[np.uint8]
 
 
 def shown_pieces(atlas: NormalAtlas | None) -> int:
-    """How many pieces of single films there are to show of a place: M."""
+    """M: how many pieces of single films are shown at a place."""
     return min(MOST, atlas.patches.shape[2]) if atlas is not None and atlas.patches is not None else 0
 
 
 def closest_pieces(atlas: NormalAtlas, film: Bytes, fit: FitMode) -> str:
     """For a film as it is shown, (H, W): a digit for each of the M closest pieces, of each place, row by row.
 
-    It fits to the sheet of all pieces: ``0`` is the first one of its place.
+    They index the sheet of all pieces: ``0`` is the first one of its place.
     """
     square = fit_square(np.divide(film, 255, dtype=np.float32), atlas.patch_side, fit)
     return "".join(_DIGITS[number] for number in atlas.closest(square, shown_pieces(atlas)).ravel())
 
 
 def near_script(start: int, films: Sequence[str]) -> str:
-    """A script that tells the page about films from row ``start`` on."""
+    """A script that gives the page the pieces of films from row ``start`` on."""
     return f"afireNear({start},{json.dumps(list(films), separators=(',', ':'))});\n"
 
 
 def near_scripts(out: Path, in_order: Sequence[FilmResult], atlas: NormalAtlas, fit: FitMode) -> Iterator[str]:
-    """For the films of a report, a hundred in each; a film whose picture is not there is told nothing about."""
+    """For the films of a report, a hundred in each; a film whose picture is missing has none."""
 
     def of_film(film: FilmResult) -> str:
         name = film.pictures.get("film")
@@ -63,10 +63,10 @@ def near_scripts(out: Path, in_order: Sequence[FilmResult], atlas: NormalAtlas, 
             return ""
 
     with ThreadPoolExecutor(usable_cores()) as pool:
-        told = track(pool.map(of_film, in_order), "closest normal pieces", total=len(in_order), unit="films")
-        part: list[str] = []
-        for number, text in enumerate(told, 1):
-            part.append(text)
-            if len(part) == PER_FILE or number == len(in_order):
-                yield near_script(number - len(part), part)
-                part = []
+        texts = track(pool.map(of_film, in_order), "closest normal pieces", total=len(in_order), unit="films")
+        batch: list[str] = []
+        for number, text in enumerate(texts, 1):
+            batch.append(text)
+            if len(batch) == PER_FILE or number == len(in_order):
+                yield near_script(number - len(batch), batch)
+                batch = []

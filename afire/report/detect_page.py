@@ -47,16 +47,16 @@ def write_detect_page(
     """Write ``report.html`` and the files beside it into the results' folder; pictures are taken from there."""
     beside = write_beside(out, ranked(results), detector.scale.low, detector.atlas, detector.config.image.fit)
     nonce = base64.b64encode(hashlib.sha256(f"{beside.tag} {model['hash']}".encode()).digest()[:18]).decode("ascii")
-    told = what_the_script_is_told(_report_id(out, model["hash"]), nonce, len(results), rule, detector, model, beside)
+    facts = script_facts(_report_id(out, model["hash"]), nonce, len(results), rule, detector, model, beside)
     restores = any("restored" in film.pictures for film in results)
-    page = render_page(told, counts(results, rule), rule, detector, model, restores=restores)
+    page = render_page(facts, counts(results, rule), rule, detector, model, restores=restores)
     write_text(out / PAGE, page)
     remove_others(out, beside)
     return out / PAGE
 
 
 def render_page(
-    told: dict[str, Any],
+    facts: dict[str, Any],
     groups: Mapping[str, int],
     rule: Rule,
     detector: AnomalyDetector,
@@ -64,7 +64,7 @@ def render_page(
     *,
     restores: bool,
 ) -> str:
-    """The page as text. ``told`` is what its script is told, ``groups`` how many films there are of each kind."""
+    """The page as text. ``facts`` are those of :func:`script_facts`, ``groups`` the number of films of each kind."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -80,10 +80,10 @@ def render_page(
         disclaimer=DISCLAIMER,
         style=(_TEMPLATES / "detect.css").read_text(encoding="utf-8"),
         script=script,
-        policy=page_policy(told["nonce"]),
-        report=told,
-        live=told["live"],
-        films=told["films"],
+        policy=page_policy(facts["nonce"]),
+        report=facts,
+        live=facts["live"],
+        films=facts["films"],
         counts=groups,
         restores=restores,
         rule=rule,
@@ -112,11 +112,11 @@ def page_policy(nonce: str) -> str:
 @cache
 def page_script() -> str:
     """The whole script of the page: its files in one function, so that nothing of it is global."""
-    parts = [(_TEMPLATES / f"detect_{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
-    return '(() => {\n"use strict";\n' + "\n".join(parts) + "})();"
+    files = [(_TEMPLATES / f"detect_{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    return '(() => {\n"use strict";\n' + "\n".join(files) + "})();"
 
 
-def what_the_script_is_told(
+def script_facts(
     report_id: str,
     nonce: str,
     films: int,
@@ -126,7 +126,7 @@ def what_the_script_is_told(
     beside: Beside,
     live: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Before any film: nothing in it comes from a film's name. ``live`` is about a list that a service feeds."""
+    """What the script needs before any film; nothing comes from a film's name. ``live``: a service feeds the list."""
     atlas = detector.atlas
     pieces = atlas.patches.shape[2] if atlas is not None and atlas.patches is not None and beside.patches else 0
     return {
@@ -157,21 +157,21 @@ def what_the_script_is_told(
 
 
 def _finite(threshold: float) -> float | None:
-    """JSON knows no infinity: None flags nothing, the lowest number everything."""
+    """JSON has no infinity: None flags nothing, the lowest number everything."""
     return None if threshold == np.inf else max(threshold, float(np.finfo(np.float64).min))
 
 
 def _report_id(out: Path, model_hash: str) -> str:
-    """By which a browser knows its marks again: one for a detector and a folder of films, resumed or not."""
+    """An id by which a browser finds its marks again: one for a detector and a folder of films, resumed or not."""
     source = read_header(out / JOURNAL).get("source", "") if (out / JOURNAL).is_file() else ""
     return sha256_text(f"{model_hash} {source}")[:24]
 
 
 def _origin(detector: AnomalyDetector) -> dict[str, Any]:
-    data, parts = detector.origin.get("data") or {}, detector.origin.get("parts") or {}
+    data, subsets = detector.origin.get("data") or {}, detector.origin.get("parts") or {}
     return {
         "data": data.get("name") or "unknown films",
-        "fit": parts.get("fit"),
+        "fit": subsets.get("fit"),
         "held_out_by": detector.origin.get("held_out_by") or "",
         "notes": list(detector.origin.get("notes") or []),
     }

@@ -84,12 +84,12 @@ def panels(
     axes = list(grid.flat)
     for number, axis in enumerate(axes[count:], start=count):
         axis.set_visible(False)
-        axes[number - columns].tick_params(labelbottom=True)  # nothing below it any more: it carries the numbers
+        axes[number - columns].tick_params(labelbottom=True)  # the lowest of its column now: it shows the numbers
     return figure, axes[:count]
 
 
 def save_figure(figure: Figure, stem: Path, dpi: int = 160) -> list[Path]:
-    """Write ``stem``.png and ``stem``.pdf, each whole or not at all, and forget the figure."""
+    """Write ``stem``.png and ``stem``.pdf, each whole or not at all, and close the figure."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
     for path in paths:
         write_atomic(path, partial(_save, figure, dpi))

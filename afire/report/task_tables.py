@@ -116,13 +116,13 @@ def _run_table(result: Result) -> Table:
     names = list(result.metrics)
     rows = []
     for run in result.runs:
-        chosen = ", ".join(
+        choices = ", ".join(
             f"{key.replace('_', ' ')} {_short(value)}"
             for key, value in run.chosen.items()
             if not isinstance(value, dict)
         )
         values = [number(run.metrics.get(name, math.nan)) for name in names]
-        rows.append([run.name, *values, chosen or DASH, f"`{run.split_hash[:8]}`"])
+        rows.append([run.name, *values, choices or DASH, f"`{run.split_hash[:8]}`"])
     return table_of(["run", *map(metric_word, names), "chosen on validation", "split"], rows)
 
 
@@ -196,8 +196,8 @@ def comparison_latex(comparisons: Sequence[Comparison]) -> str:
         )
         if comparison.over_folds:
             caption += " Folds are not independent: $p$ of the $t$-test is too small."
-        shown = mean_table(comparison).only("result", *comparison.metrics, "p paired", "p t-test")
-        tables.append(shown.latex(caption, small=False))
+        table = mean_table(comparison).only("result", *comparison.metrics, "p paired", "p t-test")
+        tables.append(table.latex(caption, small=False))
     return "\n".join(tables)
 
 
