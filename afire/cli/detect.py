@@ -423,7 +423,7 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
     from afire.detect.base import DISCLAIMER
     from afire.detect.findings import SCORED, counts, ranked
     from afire.detect.normals import CALIBRATE, OTHER_SOURCE
-    from afire.report.detect_page import visible
+    from afire.report.detect_files import visible
 
     table = Table(box=None, pad_edge=False)
     for name in ("score", "percentile", "p"):

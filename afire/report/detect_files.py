@@ -4,6 +4,11 @@ A page opened from disk may load scripts and pictures from its own folder and no
 arrays in scripts of a few thousand rows, thumbnails share sheets in the order of the rows, and what normal films look
 like is a picture or two. Names begin with a tag of the content: a page never loads files of another page, and the old
 ones are removed once the new page is written.
+
+Such a page may show pictures but not read their pixels: which of the kept pieces of normal films are closest to a film
+is computed when it is written, from the film's own picture. Only detectors that keep pieces of single films have any.
+
+Shapes: G x G places, of each of which K pieces are kept and M are shown.
 """
 
 from __future__ import annotations
@@ -22,22 +27,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from afire.data.decode import FitMode
+from afire.data.decode import FitMode, fit_square
 from afire.detect.atlas import NormalAtlas
 from afire.detect.findings import SCORED, UNREADABLE, FilmResult, Status
 from afire.files import remove_unfinished, sha256_text, write_atomic
 from afire.processes import usable_cores
 from afire.progress import track
-from afire.report.detect_near import near_scripts
 from afire.report.detect_pictures import KINDS, picture_name
 
 FOLDER = "page"
 ROWS = 2000  # in a file
 THUMB, ACROSS = 96, 10  # pixels of a thumbnail's longest side; thumbnails along a side of a sheet
 NOTHING = "nothing stands out"  # the region of a film whose heat stays below the scale
+PER_FILE = 100  # films in a script of closest pieces
+MOST_PIECES = 4  # shown of a place
 _STATUS: dict[Status, int] = {SCORED: 0, "out of domain": 1, UNREADABLE: 2}
 _OURS = re.compile(r"[0-9a-f]{12}-(films|sheet|normal|patches|near)\b")
 _BACKGROUND = (11, 13, 15)  # of the viewer
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 
 
 @dataclass(frozen=True)
@@ -201,3 +208,45 @@ def jpeg(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
+
+
+def shown_pieces(atlas: NormalAtlas | None) -> int:
+    """M: how many pieces of single films are shown at a place."""
+    return min(MOST_PIECES, atlas.patches.shape[2]) if atlas is not None and atlas.patches is not None else 0
+
+
+def closest_pieces(atlas: NormalAtlas, film: NDArray[np.uint8], fit: FitMode) -> str:
+    """For a film as it is shown, (H, W): a digit for each of the M closest pieces, of each place, row by row.
+
+    They index the sheet of all pieces: ``0`` is the first one of its place.
+    """
+    square = fit_square(np.divide(film, 255, dtype=np.float32), atlas.patch_side, fit)
+    return "".join(_DIGITS[number] for number in atlas.closest(square, shown_pieces(atlas)).ravel())
+
+
+def near_script(start: int, films: Sequence[str]) -> str:
+    """A script that gives the page the pieces of films from row ``start`` on."""
+    return f"afireNear({start},{json.dumps(list(films), separators=(',', ':'))});\n"
+
+
+def near_scripts(out: Path, in_order: Sequence[FilmResult], atlas: NormalAtlas, fit: FitMode) -> Iterator[str]:
+    """For the films of a report, a hundred in each; a film whose picture is missing has none."""
+
+    def of_film(film: FilmResult) -> str:
+        name = film.pictures.get("film")
+        if not name:
+            return ""
+        try:
+            with Image.open(out / name) as image:
+                return closest_pieces(atlas, np.asarray(image.convert("L")), fit)
+        except OSError:
+            return ""
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        texts = track(pool.map(of_film, in_order), "closest normal pieces", total=len(in_order), unit="films")
+        batch: list[str] = []
+        for number, text in enumerate(texts, 1):
+            batch.append(text)
+            if len(batch) == PER_FILE or number == len(in_order):
+                yield near_script(number - len(batch), batch)
+                batch = []

@@ -17,8 +17,8 @@ from PIL import Image
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import FilmResult, ranked, rule_of
 from afire.report import detect_files
-from afire.report.detect_files import NOTHING, region_names
-from afire.report.detect_page import visible, write_detect_page
+from afire.report.detect_files import NOTHING, region_names, visible
+from afire.report.detect_page import write_detect_page
 from afire.report.detect_pictures import KINDS
 from tests.detect_page_parts import HOSTILE, MODEL, REGIONS, make_results, report_of, rows_of
 
