@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from afire.cli import baselines, data, detect, export, figure, pretrain, samples, serve, studies, tasks
+from afire.cli import benches, data, detect, export, figure, pretrain, samples, serve, studies, tasks
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 from afire.processes import keep_freed_memory
@@ -35,7 +35,7 @@ app.command("segment")(tasks.segment)
 app.add_typer(detect.app, name="detect")
 app.command("serve")(serve.serve)
 app.command("ablate")(studies.ablate)
-app.command("baselines")(baselines.baselines)
+app.command("baselines")(benches.baselines)
 app.command("reproduce")(studies.reproduce)
 app.add_typer(figure.app, name="figure")
 app.command("export")(export.export)

@@ -62,7 +62,7 @@ def export(
             inside = ", ".join([*bundle.components, *(["detector"] if bundle.detector else [])])
             print_line(f"{out}: {inside}; hash {bundle.hash[:16]}")
         return
-    from afire.cli.options import config_from_options
+    from afire.cli.settings import config_from_options
     from afire.export.facts import find_detector
     from afire.export.formats import FORMATS
     from afire.export.write import convert

@@ -85,7 +85,8 @@ def tsne(
     Example: [cyan]afire figure tsne --weights K64=runs/k64 --weights K256=runs/k256 --weights random --data PACK
     --out figures/tsne[/cyan]
     """
-    from afire.cli.options import config_from_options, parse_labels
+    from afire.cli.options import parse_labels
+    from afire.cli.settings import config_from_options
     from afire.report.figures.maps import draw_tsne
 
     files = draw_tsne(
@@ -130,7 +131,7 @@ def landmarks(
     Example: [cyan]afire figure landmarks --weights AFiRe=runs/nih --weights random --data PACK
     --out figures/landmarks[/cyan]
     """
-    from afire.cli.options import config_from_options
+    from afire.cli.settings import config_from_options
     from afire.report.figures.maps import draw_landmarks
 
     files = draw_landmarks(

@@ -50,8 +50,7 @@ def config(
 
     Settings of a task: afire config --task finetune --recipe nih14 --out mine.yaml, then --recipe mine.yaml.
     """
-    from afire.cli.options import model_config
-    from afire.cli.settings import FINETUNE, SEGMENT, sort_settings
+    from afire.cli.settings import FINETUNE, SEGMENT, model_config, sort_settings
     from afire.errors import UserError
     from afire.files import write_text
     from afire.settings import to_yaml

@@ -148,7 +148,7 @@ def preview(
 
     Example: [cyan]afire lesions preview --data FILMS --out sheet.png --set lesions.haze=0.5[/cyan]
     """
-    from afire.cli.options import model_config
+    from afire.cli.settings import model_config
     from afire.data.pack import config_for, open_films
     from afire.errors import UserError
     from afire.lesions.synthesis import synthesize_keyed, token_labels

@@ -1,4 +1,6 @@
-"""The syntax of ``--set`` in every command: ``key.sub=value``, or ``command.key.sub=value`` for one command's setting.
+"""Settings from options: ``--set``, ``--preset`` and ``--config`` of every command.
+
+``--set`` takes ``key.sub=value``, or ``command.key.sub=value`` for one command's setting.
 
 A key goes to the first of a command's owners that has it: the command's own settings before those of the networks. For
 a key that none of them has, the message names the nearest one, and the command that it belongs to.
@@ -6,12 +8,15 @@ a key that none of them has, the message names the nearest one, and the command 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from afire.config import Config, Section
 from afire.errors import UserError
-from afire.settings import Unknown, find_unknown, parse_override
+from afire.settings import Unknown, find_unknown, load_config, parse_override
 from afire.tasks.settings import DetectConfig, FinetuneConfig, SegmentConfig
 
 
@@ -81,3 +86,50 @@ def _message(path: Sequence[str], candidates: Sequence[Owner], owners: Sequence[
     if unknown.nearest is not None and owner.command != candidates[0].command:
         return f"unknown setting {unknown.key}; did you mean {unknown.nearest}, of `afire {owner.command}`?"
     return str(unknown)
+
+
+def sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
+    """Those of the pre-training, and by their names those of the commands that follow."""
+    owners = [PRETRAIN, *(replace(owner, by_name=True) for owner in (FINETUNE, SEGMENT, DETECT, ABLATE))]
+    shares = sort_settings(overrides, *owners)
+    return {owner.command: share for owner, share in zip(owners, shares, strict=True)}
+
+
+def model_config(
+    preset: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    weights: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """The settings of networks and pre-training, as the options give them, on top of those of ``weights``."""
+    [settings] = sort_settings(overrides, PRETRAIN)
+    return load_config(preset, file, settings, weights)
+
+
+def config_from_options(
+    preset: str | None,
+    file: Path | None,
+    overrides: list[str] | None,
+    data: Path | None = None,
+    weights: str | Path | None = None,
+) -> Config | None:
+    """The user's settings, completed by those of a file of ``weights``, for films as ``data`` packs them.
+
+    None without any, because a run brings its own.
+    """
+    from afire.data.pack import config_for
+
+    weights_settings = _settings_of(weights, data, preset)
+    if not (preset or file or overrides or weights_settings):
+        return None
+    config = model_config(preset, file, overrides, weights_settings)
+    return config_for(config, data) if data is not None else config
+
+
+def _settings_of(weights: str | Path | None, data: Path | None, preset: str | None) -> Mapping[str, Any]:
+    """Nothing where each seed has weights of its own: those are opened one by one, and must be alike."""
+    if weights is None or "{seed}" in str(weights):
+        return {}
+    from afire.weights import said_by
+
+    return said_by(weights, data, preset)

@@ -1,13 +1,11 @@
-"""Many runs, one table: ``afire compare`` of any results, ``afire ablate``, ``afire detect bench``, and ``afire
-reproduce`` of the paper.
+"""Many runs, one table: ``afire compare`` of any results, ``afire ablate``, and ``afire reproduce`` of the paper.
 
-Ablations, benches and reproductions are steps in processes of their own: killed and started again, they go on where
-they were.
+Ablations and reproductions are steps in processes of their own: killed and started again, they go on where they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,7 +28,6 @@ from afire.cli.options import (
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
     from afire.studies.ablation_run import Workers
-    from afire.studies.detect_bench import Bench, Fit, LongFit
     from afire.studies.recorded import PlannedStep
     from afire.studies.reproduce_plan import Request
     from afire.studies.reproduce_sets import Target
@@ -221,116 +218,6 @@ def _write_table(study: Study, rows: list[Row], trials: list[Trial], quiet: bool
         print_line(page)
 
 
-def bench(
-    data: Annotated[
-        list[str], typer.Option("--data", help="A pack or a manifest, as PATH or NAME=PATH. Repeat for more sets.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the bench; started again, it goes on there.")],
-    methods: Annotated[
-        str, typer.Option("--methods", help="all, or detectors separated by commas; see `afire detect fit --help`.")
-    ] = "all",
-    seeds: Seeds = "0,1,2",
-    budget: Annotated[
-        float, typer.Option("--budget", min=0.001, help="Counted TFLOP (1e12 operations) that each training may take.")
-    ] = 10.0,
-    length: Annotated[
-        Literal["equal", "published", "both"],
-        typer.Option(
-            help="equal: the budget for all; published: each for the epochs of its own paper; both: equal, and a "
-            "second column at published length where --most-hours allows it."
-        ),
-    ] = "equal",
-    most_hours: Annotated[
-        float, typer.Option("--most-hours", min=0, help="Core-hours that one fit at published length may take (both).")
-    ] = 10.0,
-    weights: Annotated[
-        str, typer.Option("--weights", help="What detectors that take weights start from; random: with --preset.")
-    ] = "random",
-    preset: Preset = "small",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            help="A setting of one method: nsa.train.batch_size=32. Repeat for more.",
-            metavar="METHOD.KEY=VALUE",
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Fits side by side, each on one core.")] = 1,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Fit and evaluate many detectors on many sets, at an equal budget, beside trivial ones. Can be killed and resumed.
-
-    Example: [cyan]afire detect bench --data packs/childcxr --data packs/nih --methods all --out bench[/cyan]
-
-    Nothing is chosen on test films: scores are the published ones, thresholds come from held-out normal films.
-    """
-    from afire.cli.options import parse_seeds
-    from afire.files import folder_lock
-    from afire.studies import detect_bench as study
-    from afire.studies.recorded import run_planned, step_path
-    from afire.studies.steps import log_steps
-
-    names = study.parse_methods(methods)
-    request = study.Bench(
-        out=out,
-        sets=[study.open_set(text, out) for text in data],
-        methods=names,
-        seeds=parse_seeds(seeds),
-        tera_flops=budget,
-        length=length,
-        weights=weights,
-        preset=preset or "small",
-        settings=study.settings_by_method(overrides or (), names),
-        most_hours=most_hours,
-    )
-    fits = {(films.name, name): study.plan_fit(request, films, name) for films in request.sets for name in names}
-    machine = ("--device", device)
-    steps = study.plan_steps(request, fits, machine)
-    if plan:
-        show_steps(steps, out)
-        if length == "both":
-            show_steps(study.plan_long_steps(request, study.plan_long_fits(request, fits), machine), out)
-        return
-
-    def run(steps: list[PlannedStep]) -> Outcome:
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
-        return run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
-
-    with folder_lock(out, "the bench in"):
-        outcome = run(steps)
-        longer = study.plan_long_fits(request, fits) if length == "both" else {}
-        if longer and not outcome.signal:
-            _write_bench(request, fits, longer, quiet=True)
-            long_outcome = run(study.plan_long_steps(request, longer, machine))
-            outcome.failed.update(long_outcome.failed)
-            outcome.signal = long_outcome.signal
-        _write_bench(request, fits, longer, quiet)
-    end(outcome, lambda name: step_path(out, name, "log"))
-
-
-def _write_bench(
-    request: Bench,
-    fits: Mapping[tuple[str, str], Fit],
-    longer: Mapping[tuple[str, str], LongFit],
-    quiet: bool,
-) -> None:
-    from afire.cli.options import console
-    from afire.report.detect_bench import show_bench, write_bench
-    from afire.studies.detect_bench import facts
-    from afire.studies.detect_bench_table import collect
-
-    tables = collect(request, fits, longer)
-    if not tables:
-        return
-    page = write_bench(request.out, tables, facts(request))
-    if not quiet:
-        show_bench(console(), tables)
-        print_line(page)
-
-
 def reproduce(
     target: Annotated[TargetOption, typer.Argument(help="A table or a figure of the paper, or all of them.")],
     on: Annotated[
@@ -376,6 +263,7 @@ def reproduce(
     start with its name: --set finetune.training.epochs=3 (also segment, detect, ablate).
     """
     from afire.cli.options import parse_fractions, parse_seeds
+    from afire.cli.settings import sorted_settings
     from afire.files import folder_lock
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.reproduce_plan import Request, check_films
@@ -413,17 +301,6 @@ def reproduce(
         outcome = run_planned(steps, out, log_steps(len(steps)))
         _write_reproduction(request, outcome, reasons, quiet)
     end(outcome, lambda name: step_path(out, name, "log"))
-
-
-def sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
-    """Those of the pre-training, and by their names those of the commands that follow."""
-    from dataclasses import replace
-
-    from afire.cli.settings import ABLATE, DETECT, FINETUNE, PRETRAIN, SEGMENT, sort_settings
-
-    owners = [PRETRAIN, *(replace(owner, by_name=True) for owner in (FINETUNE, SEGMENT, DETECT, ABLATE))]
-    shares = sort_settings(overrides, *owners)
-    return {owner.command: share for owner, share in zip(owners, shares, strict=True)}
 
 
 def _targets(target: TargetOption, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:

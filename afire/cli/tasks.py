@@ -93,7 +93,8 @@ def probe(
 
     Example: [cyan]afire probe --weights runs/nih --data packs/childcxr --labels abnormal --out results/nih[/cyan]
     """
-    from afire.cli.options import config_from_options, fraction_folder, parse_fractions, parse_labels, parse_seeds
+    from afire.cli.options import fraction_folder, parse_fractions, parse_labels, parse_seeds
+    from afire.cli.settings import config_from_options
     from afire.data.splits import read_split
     from afire.tasks.features import TRIVIAL, default_cache
     from afire.tasks.probe import ProbeTask, run_probe
@@ -294,7 +295,7 @@ def embed(
     """
     import logging
 
-    from afire.cli.options import config_from_options
+    from afire.cli.settings import config_from_options
     from afire.cluster.shards import all_shards, shards_asked
     from afire.cluster.work import Where
     from afire.errors import UserError
@@ -370,7 +371,8 @@ def experiment_of(
     device: str,
 ) -> Experiment:
     """An :class:`~afire.tasks.experiment.Experiment` from options as they were typed."""
-    from afire.cli.options import config_from_options, fraction_folder, parse_fractions, parse_seeds
+    from afire.cli.options import fraction_folder, parse_fractions, parse_seeds
+    from afire.cli.settings import config_from_options
     from afire.data.splits import read_split
     from afire.tasks.experiment import Experiment
 

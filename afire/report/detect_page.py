@@ -5,8 +5,8 @@ The page's policy allows its own script, named by its hash, the scripts that thi
 pictures of its own folder: every connection is forbidden. Names that come from a user's files reach the page as text
 alone, and control characters in them are spelt out.
 
-The same page is the live list of a service: its newest films, drawn when they are viewed. A film is then kept as what is
-shown of it and its heat, small; pictures are made of these on request, and nothing is on disk.
+The same page is the live list of a service: its newest films, drawn when they are viewed. A film is then kept as what
+is shown of it and its heat, small; pictures are made of these on request, and nothing is on disk.
 """
 
 from __future__ import annotations

@@ -1,20 +1,41 @@
-"""``afire baselines``: pre-training methods side by side, at equal compute or equal epochs, in one table."""
+"""Methods side by side at an equal budget: ``afire baselines`` of pre-trainings, ``afire detect bench`` of detectors.
+
+Every pre-training, fit and evaluation is a step in a process of its own: killed and started again, a bench goes on
+where it was.
+"""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import Device, Preset, Quiet, Seeds, Set, SplitFile, Verbose, print_line
+from afire.cli.options import (
+    Device,
+    Plan,
+    Preset,
+    Quiet,
+    Seeds,
+    Set,
+    SplitFile,
+    Verbose,
+    console,
+    parse_fractions,
+    parse_seeds,
+    print_line,
+)
+from afire.cli.studies import end, show_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from afire.studies.baselines import Baselines, By, Length, Training
     from afire.studies.baselines_search import Choice
+    from afire.studies.detect_bench import Bench, Fit, LongFit
+    from afire.studies.recorded import PlannedStep
+    from afire.studies.steps import Outcome
 
 
 def baselines(
@@ -72,7 +93,7 @@ def baselines(
         ),
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Commands side by side, each on one core.")] = 1,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
+    plan: Plan = False,
     device: Device = "auto",
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -84,8 +105,7 @@ def baselines(
     --set training.batch_size=32 goes to all pre-trainings that read it; finetune., segment. and detect. before a key
     name another command. Test films are looked at after everything is trained, or, --in-turn, after each method.
     """
-    from afire.cli.options import parse_fractions, parse_seeds
-    from afire.cli.studies import end, show_steps, sorted_settings
+    from afire.cli.settings import sorted_settings
     from afire.errors import UserError
     from afire.files import folder_lock
     from afire.studies import baselines as study
@@ -122,7 +142,7 @@ def baselines(
         in_turn=in_turn,
     )
     machine = ("--device", device)
-    threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
+    threads = _one_core_each(jobs)
     trials: Sequence[Choice] = ()
     with folder_lock(out, "the study in"):
         if search:
@@ -139,8 +159,13 @@ def baselines(
             show_steps(steps, out)
             return
         outcome = run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
-        _write(request, trainings, trials, quiet)
+        _write_baselines(request, trainings, trials, quiet)
     end(outcome, lambda name: step_path(out, name, "log"))
+
+
+def _one_core_each(jobs: int) -> dict[str, str]:
+    """The environment of commands that run side by side."""
+    return {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
 
 
 def _search(
@@ -149,7 +174,6 @@ def _search(
     """The study with the settings that the search chose; None where only the plan is shown."""
     from dataclasses import replace
 
-    from afire.cli.studies import end, show_steps
     from afire.studies.baselines_search import choose, development, search_steps
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.steps import log_steps
@@ -166,10 +190,9 @@ def _search(
     return replace(request, chosen=settings), trials
 
 
-def _write(
+def _write_baselines(
     request: Baselines, trainings: Mapping[tuple[By, str], Training], trials: Sequence[Choice], quiet: bool
 ) -> None:
-    from afire.cli.options import console
     from afire.report.baselines import show_baselines, write_baselines
     from afire.studies.baselines_table import collect, facts, traps
 
@@ -180,4 +203,111 @@ def _write(
     page = write_baselines(request.out, tables, facts(request), warnings, trials)
     if not quiet:
         show_baselines(console(), tables, warnings)
+        print_line(page)
+
+
+def bench(
+    data: Annotated[
+        list[str], typer.Option("--data", help="A pack or a manifest, as PATH or NAME=PATH. Repeat for more sets.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder of the bench; started again, it goes on there.")],
+    methods: Annotated[
+        str, typer.Option("--methods", help="all, or detectors separated by commas; see `afire detect fit --help`.")
+    ] = "all",
+    seeds: Seeds = "0,1,2",
+    budget: Annotated[
+        float, typer.Option("--budget", min=0.001, help="Counted TFLOP (1e12 operations) that each training may take.")
+    ] = 10.0,
+    length: Annotated[
+        Literal["equal", "published", "both"],
+        typer.Option(
+            help="equal: the budget for all; published: each for the epochs of its own paper; both: equal, and a "
+            "second column at published length where --most-hours allows it."
+        ),
+    ] = "equal",
+    most_hours: Annotated[
+        float, typer.Option("--most-hours", min=0, help="Core-hours that one fit at published length may take (both).")
+    ] = 10.0,
+    weights: Annotated[
+        str, typer.Option("--weights", help="What detectors that take weights start from; random: with --preset.")
+    ] = "random",
+    preset: Preset = "small",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            help="A setting of one method: nsa.train.batch_size=32. Repeat for more.",
+            metavar="METHOD.KEY=VALUE",
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Fits side by side, each on one core.")] = 1,
+    plan: Plan = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fit and evaluate many detectors on many sets, at an equal budget, beside trivial ones. Can be killed and resumed.
+
+    Example: [cyan]afire detect bench --data packs/childcxr --data packs/nih --methods all --out bench[/cyan]
+
+    Nothing is chosen on test films: scores are the published ones, thresholds come from held-out normal films.
+    """
+    from afire.files import folder_lock
+    from afire.studies import detect_bench as study
+    from afire.studies.recorded import run_planned, step_path
+    from afire.studies.steps import log_steps
+
+    names = study.parse_methods(methods)
+    request = study.Bench(
+        out=out,
+        sets=[study.open_set(text, out) for text in data],
+        methods=names,
+        seeds=parse_seeds(seeds),
+        tera_flops=budget,
+        length=length,
+        weights=weights,
+        preset=preset or "small",
+        settings=study.settings_by_method(overrides or (), names),
+        most_hours=most_hours,
+    )
+    fits = {(films.name, name): study.plan_fit(request, films, name) for films in request.sets for name in names}
+    machine = ("--device", device)
+    steps = study.plan_steps(request, fits, machine)
+    if plan:
+        show_steps(steps, out)
+        if length == "both":
+            show_steps(study.plan_long_steps(request, study.plan_long_fits(request, fits), machine), out)
+        return
+
+    def run(steps: list[PlannedStep]) -> Outcome:
+        return run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=_one_core_each(jobs))
+
+    with folder_lock(out, "the bench in"):
+        outcome = run(steps)
+        longer = study.plan_long_fits(request, fits) if length == "both" else {}
+        if longer and not outcome.signal:
+            _write_bench(request, fits, longer, quiet=True)
+            long_outcome = run(study.plan_long_steps(request, longer, machine))
+            outcome.failed.update(long_outcome.failed)
+            outcome.signal = long_outcome.signal
+        _write_bench(request, fits, longer, quiet)
+    end(outcome, lambda name: step_path(out, name, "log"))
+
+
+def _write_bench(
+    request: Bench,
+    fits: Mapping[tuple[str, str], Fit],
+    longer: Mapping[tuple[str, str], LongFit],
+    quiet: bool,
+) -> None:
+    from afire.report.detect_bench import show_bench, write_bench
+    from afire.studies.detect_bench import facts
+    from afire.studies.detect_bench_table import collect
+
+    tables = collect(request, fits, longer)
+    if not tables:
+        return
+    page = write_bench(request.out, tables, facts(request))
+    if not quiet:
+        show_bench(console(), tables)
         print_line(page)
