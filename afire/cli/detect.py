@@ -212,8 +212,9 @@ def evaluate(
         labels=marks,
     )
     evaluated = evaluate_detectors(task)
-    from afire.report.detect_pictures import picture_names, write_detection_figures
+    from afire.report.detect_pictures import write_detection_figures
     from afire.report.detect_tables import PAGE, show_detection, write_detection
+    from afire.report.table import picture_names
 
     write_detection(out, evaluated, picture_names(write_detection_figures(out, evaluated)))
     write_result(out, evaluated.result, evaluated.predictions)

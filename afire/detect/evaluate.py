@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from afire.data.keys import most_seen
+from afire.data.labels import ABNORMAL
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect.base import BATCH, AnomalyDetector
@@ -50,7 +51,7 @@ from afire.detect.protocol import (
 )
 from afire.detect.run import detector_hash
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import ABNORMAL, TestScores, bootstrap_means, bootstrap_values, run_values
+from afire.tasks.evaluate import TestScores, bootstrap_means, bootstrap_values, run_values
 from afire.tasks.features import data_content_hash
 from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash, test_patients
 from afire.training.run_folder import environment

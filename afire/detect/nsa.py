@@ -30,11 +30,19 @@ from pydantic import Field
 from torch import Tensor
 
 from afire.config import Config, Section
-from afire.detect.learned import Examined, LearnedConfig, LearnedDetector, TrainConfig, by_place, check_halvings
+from afire.detect.learned import (
+    Examined,
+    LearnedConfig,
+    LearnedDetector,
+    TrainConfig,
+    by_place,
+    check_halvings,
+    read_donors,
+)
 from afire.detect.maps import peak
 from afire.lesions.augment import AugmentSettings, augmented
 from afire.lesions.blend import Blend
-from afire.lesions.pastes import Donors, change_labels, donor_rows, naturally_pasted
+from afire.lesions.pastes import Donors, change_labels, naturally_pasted
 from afire.lesions.places import keyed, unit
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, ReadFilms, Views
@@ -45,7 +53,6 @@ from afire.tasks.settings import DETECTION_LESIONS
 
 _STRIDES = (2, 2, 2)  # behind a stem that halves as well
 _HALVINGS, _CELL = 4, 8
-_READ = 64  # films at a time
 _ABNORMAL, _FAINT = 0.05, 0.1  # share of places, and size of the last kernel, that the network starts with
 _KINDS = 0x115A  # keeps the draws of what a film gets apart from those of the pastes themselves
 HAZE = DETECTION_LESIONS.model_copy(update={"haze": 1.0})
@@ -104,10 +111,7 @@ class DefectFinder(Learner):
         self.head.last.bias.data.fill_(math.log(_ABNORMAL / (1 - _ABNORMAL)))
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
-        donor_indices = donor_rows(rows, self.options.donors, self.config.seed)
-        batches = (donor_indices[start : start + _READ] for start in range(0, len(donor_indices), _READ))
-        films = [shrunk(read(batch)[:, :1], self.side) for batch in batches]
-        self.donors = Donors.of(torch.cat(films)) if films else None
+        self.donors = read_donors(rows, self.options.donors, self.config.seed, read, self.side)
 
     def views(self, images: Tensor, keys: Keys) -> Views:
         films = shrunk(images[:, :1], self.side)

@@ -32,11 +32,19 @@ from afire.config import Config, Section
 from afire.data.phantom import ANATOMY, DISEASES, PhantomBank
 from afire.detect.base import MODEL, FitTask, Subsets, detector_folder, read_description
 from afire.detect.fit import train_networks
-from afire.detect.learned import Examined, LearnedConfig, LearnedDetector, TrainConfig, by_place, check_halvings
+from afire.detect.learned import (
+    Examined,
+    LearnedConfig,
+    LearnedDetector,
+    TrainConfig,
+    by_place,
+    check_halvings,
+    read_donors,
+)
 from afire.detect.maps import peak
 from afire.errors import UserError
 from afire.lesions.augment import augmented
-from afire.lesions.pastes import Donors, change_labels, donor_rows, naturally_pasted
+from afire.lesions.pastes import Donors, change_labels, naturally_pasted
 from afire.lesions.places import keyed, unit
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, ReadFilms, Views
 from afire.methods.phantom import PhantomAugment, dense_loss
@@ -55,7 +63,6 @@ CELL, _HALVINGS = 8, 5
 _TEACHING = 0x5EE10000
 """Added to the seed: no phantom that teaches is one of `afire data phantom`, whatever small number was its seed."""
 _CHOICE = 0xFA47  # keeps the draw of what a film is changed by apart from other draws of the same key
-_READ = 64
 _RARE = -2.0  # bias at the start: most places hold little
 _FAINT = 0.1
 DRAWN = "phantom-"  # how ids of drawn patients begin
@@ -200,13 +207,8 @@ class Finder(Learner):
         )
         plain = torch.from_numpy(self._bank.normal | (self._bank.severity.max(axis=1) >= options.faintest))
         self._shown, self._rows = plain.nonzero()[:, 0], rows
-        donor_indices = donor_rows(rows, options.donors if options.pasted else 0, self.config.seed)
-        films = (
-            [shrunk(read(batch)[:, :1], self.side) for batch in torch.split(donor_indices, _READ)]
-            if len(donor_indices)
-            else []
-        )
-        self.donors = Donors.of(torch.cat(films)) if films else None
+        donors = options.donors if options.pasted else 0
+        self.donors = read_donors(rows, donors, self.config.seed, read, self.side)
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from afire._version import __version__
 from afire.files import write_json, write_text
-from afire.report.style import COLOURS, FAINT, INK, save_figure, style
+from afire.report.style import COLOURS, FAINT, draw_estimate, row_panels, save_figure, style
 from afire.report.table import (
     DASH,
     DISCLAIMER,
@@ -28,12 +27,15 @@ from afire.report.table import (
     Column,
     Row,
     Table,
+    bullets,
     facts_table,
     interval_text,
     latex_text,
     mean_sd,
     number,
     p_text,
+    picture_names,
+    show_summary,
     signed,
     table_of,
 )
@@ -59,7 +61,7 @@ def write_baselines(
         for table in tables:
             if table.pairs is not None:
                 pictures += save_figure(p_value_figure(table.pairs), out / f"p-values-{table.by}")
-    names = [path.name for path in pictures if path.suffix == ".png"]
+    names = picture_names(pictures)
     write_text(out / PAGE, baselines_page(tables, facts, traps, trials, names))
     write_text(out / "baselines.tex", "\n".join(_as_latex(table) for table in tables))
     for table in tables:
@@ -89,9 +91,9 @@ def baselines_page(
     sections += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
     for table in tables:
         sections += [f"## {title(table)}", rows_table(table).markdown()]
-        sections.append("\n".join(f"- {message}" for message in messages(table)))
+        sections.append(bullets(messages(table)))
     if traps:
-        sections += ["## Traps", "\n".join(f"- {trap}" for trap in traps)]
+        sections += ["## Traps", bullets(traps)]
     beside_paper = paper_table(tables)
     if beside_paper is not None:
         sections += ["## The paper's numbers", beside_paper.markdown()]
@@ -240,12 +242,8 @@ def _as_latex(table: BaselineTable) -> str:
 
 def baselines_figure(tables: Sequence[BaselineTable]) -> Figure:
     """A panel for each length, in the main measure."""
-    tallest = max(len(table.rows) for table in tables)
-    figure: Figure
-    figure, axes = plt.subplots(
-        1, len(tables), figsize=(4.6 * len(tables), 1.1 + 0.28 * tallest), squeeze=False, layout="constrained"
-    )
-    for panel, table in zip(axes[0], tables, strict=True):
+    figure, panels = row_panels([len(table.rows) for table in tables], width=4.6, height=1.1, line=0.28)
+    for panel, table in zip(panels, tables, strict=True):
         _draw(panel, table)
     return figure
 
@@ -255,10 +253,8 @@ def _draw(axes: Axes, table: BaselineTable) -> None:
     for place, row in enumerate(reversed(rows)):
         estimate, learned = row.measures[table.main], row.training is not None
         colour = (COLOURS[1] if row.name == table.reference else COLOURS[0]) if learned else FAINT
-        axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=1.4)
-        axes.plot(estimate.mean, place, "o", color=colour, markerfacecolor=colour if learned else "white", markersize=5)
-        if learned:
-            axes.plot(estimate.values, [place] * len(estimate.values), "|", color=INK, markersize=7)
+        limits = (estimate.low, estimate.high)
+        draw_estimate(axes, place, estimate.mean, limits, estimate.values if learned else (), colour)
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
     axes.set_xlabel(f"{table.measures[table.main]}; 95 % interval, ticks: seeds")
     axes.set_title(title(table))
@@ -268,9 +264,6 @@ def show_baselines(screen: Console, tables: Sequence[BaselineTable], traps: Sequ
     """On the terminal."""
     for table in tables:
         keys = ["method", *list(table.measures)[:2], "against", "core_minutes"]
-        screen.print(rows_table(table).only(*keys).console(frame=False))
-        for message in messages(table):
-            screen.print(Text(f"- {message}"))
-        screen.print()
+        show_summary(screen, rows_table(table).only(*keys), messages(table))
     for trap in traps:
         screen.print(Text(f"! {trap}"))

@@ -10,7 +10,6 @@ Shapes: H x W pixels of a film as it is shown, S x S of what the networks saw, R
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,13 +24,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional
 
 from afire.data.decode import FitMode
+from afire.data.labels import ABNORMAL
 from afire.detect.base import HeatScale
 from afire.detect.evaluate import ROW, Evaluated
 from afire.detect.run import Drawing, Drawn
 from afire.files import names_path
 from afire.report.style import COLOURS, FAINT, INK, save_figure, style
 from afire.report.task_figures import roc_curves
-from afire.tasks.evaluate import ABNORMAL
 from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH
 
@@ -139,10 +138,6 @@ def _band(predictions: pd.DataFrame) -> tuple[FloatArray, FloatArray]:
 
 def _short(names: str) -> str:
     return names if len(names) <= 34 else "chosen score"
-
-
-def picture_names(paths: Sequence[Path]) -> list[str]:
-    return [path.name for path in paths if path.suffix == ".png"]
 
 
 FOLDER, LEGEND = "pictures", "legend.png"

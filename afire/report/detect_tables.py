@@ -26,6 +26,7 @@ from afire.report.table import (
     Mark,
     Row,
     Table,
+    bullets,
     facts_table,
     interval_text,
     mean_sd,
@@ -57,12 +58,12 @@ def choice_page(detector: AnomalyDetector) -> str:
         "abnormal, so an AUC below 0.5 is a score that works sign-flipped. The chosen score is in bold.",
         "\n".join(f"{place}. {step}" for place, step in enumerate(choice.steps, start=1)),
         "## Films and threshold",
-        "\n".join(f"- {line}" for line in facts(detector)),
+        bullets(facts(detector)),
         "## Scores",
         table_of(["score", Column("meaning", text=True)], meanings).markdown(),
     ]
     if notes:
-        sections += ["## Warnings", "\n".join(f"- {note}" for note in notes)]
+        sections += ["## Warnings", bullets(notes)]
     sections += [f"`detector.json` has every number. afire {__version__}.", DISCLAIMER]
     return "\n\n".join(sections) + "\n"
 
@@ -161,7 +162,7 @@ def detection_page(evaluated: Evaluated, pictures: Sequence[str] = ()) -> str:
     sections = [
         f"# Detection: {result.name}",
         facts_table(_facts(evaluated)).markdown(),
-        "\n".join(f"- {message}" for message in evaluated.verdicts),
+        bullets(evaluated.verdicts),
         "## Test films",
         rows_table(evaluated.lines).markdown(),
         _reading(evaluated),
@@ -173,7 +174,7 @@ def detection_page(evaluated: Evaluated, pictures: Sequence[str] = ()) -> str:
         sections.append("Normal films against films with the finding, chosen score.")
     notes = [note for note in result.notes if note not in evaluated.verdicts]
     if notes:
-        sections += ["## Notes", "\n".join(f"- {note}" for note in notes)]
+        sections += ["## Notes", bullets(notes)]
     sections += [f"![{Path(name).stem}]({name})" for name in pictures]
     sections += ["## Rows", "\n".join(f"- **{line.name}**: {line.meaning}" for line in evaluated.lines)]
     sections += [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -95,6 +95,24 @@ def save_figure(figure: Figure, stem: Path, dpi: int = 160) -> list[Path]:
         write_atomic(path, partial(_save, figure, dpi))
     plt.close(figure)
     return paths
+
+
+def row_panels(counts: Sequence[int], width: float, height: float, line: float) -> tuple[Figure, list[Axes]]:
+    """Panels side by side for tables of ``counts`` rows: each ``width`` inches, and a ``line`` for each row."""
+    size = (width * len(counts), height + line * max(counts))
+    figure, grid = plt.subplots(1, len(counts), figsize=size, squeeze=False, layout="constrained")
+    return figure, list(grid[0])
+
+
+def draw_estimate(
+    axes: Axes, place: int, mean: float, limits: tuple[float, float] | None, seeds: Sequence[float], colour: str
+) -> None:
+    """A row of a panel: its interval, its mean, and a tick for each of ``seeds``; hollow without any."""
+    if limits is not None:
+        axes.plot(limits, [place, place], color=colour, linewidth=1.4)
+    axes.plot(mean, place, "o", color=colour, markerfacecolor=colour if seeds else "white", markersize=5)
+    if seeds:
+        axes.plot(seeds, [place] * len(seeds), "|", color=INK, markersize=7)
 
 
 def _save(figure: Figure, dpi: int, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one table of results, as Markdown, LaTeX (booktabs), CSV and on the terminal; and how numbers are written.
+"""The one table of results, as Markdown, LaTeX (booktabs), CSV and on the terminal; how numbers and lists are written.
 
 A table holds columns and rows, whatever they are about. Texts come as they are: each writer escapes what its format
 would misread.
@@ -19,6 +19,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
     from afire.tasks.results import Estimate
 
 DISCLAIMER = "Research software, not a medical device."
@@ -226,6 +230,24 @@ def records_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """A row for each record, every number in full; the columns are all the names that occur."""
     names = list(dict.fromkeys(name for record in records for name in record))
     return table_of(names, [[_full(record.get(name)) for name in names] for record in records])
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def picture_names(paths: Sequence[Path]) -> list[str]:
+    """Of the files of figures, the names of those that a page shows."""
+    return [path.name for path in paths if path.suffix == ".png"]
+
+
+def show_summary(screen: Console, table: Table, messages: Iterable[str]) -> None:
+    """A table on the terminal and the messages that sum it up."""
+    screen.print(table.console(frame=False))
+    for message in messages:
+        screen.print(Text(f"- {message}"))
+    screen.print()
 
 
 def estimate_cell(estimate: Estimate, best: float = math.nan) -> Cell:

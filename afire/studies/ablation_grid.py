@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from afire.config import Config, Section
+from afire.data.labels import task_labels
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split, write_split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json
 from afire.settings import changed, load_settings, validate
-from afire.tasks.evaluate import check_classes, task_labels
+from afire.tasks.evaluate import check_classes
 from afire.tasks.features import data_content_hash
 from afire.tasks.results import plan_runs
 from afire.training.batches import normal_training_rows

@@ -1,7 +1,7 @@
 """From labels and scores to metrics with mean, sd and interval: one way for every classification task.
 
-:func:`task_labels` says which labels a task is about, :func:`check_classes` whether its subsets can teach and test
-them. Thresholds come from the validation films of the same run; the test films are looked at once, here.
+:func:`check_classes` says whether the subsets of a task can teach and test its labels. Thresholds come from the
+validation films of the same run; the test films are looked at once, here.
 
 Shapes: N films (test films of a run, where it is about scores), C labels, B bootstrap draws, P patients of all runs.
 """
@@ -17,8 +17,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.data.keys import Seen
-from afire.data.labels import ABNORMAL as ABNORMAL
-from afire.data.labels import task_labels as task_labels
 from afire.data.manifest import Manifest
 from afire.errors import UserError
 from afire.tasks import metrics as m

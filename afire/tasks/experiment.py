@@ -34,9 +34,10 @@ from afire.data.splits import Split
 from afire.errors import UserError
 from afire.files import folder_lock, read_json, require_own, sha256_text, write_atomic, write_json
 from afire.nn.vit import Normalise, VisionTransformer
+from afire.tasks.evaluate import Evaluation, classification_result
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
-from afire.tasks.results import RESULT, Run
+from afire.tasks.results import RESULT, Result, Run
 from afire.tasks.settings import FinetuneConfig, SegmentConfig
 from afire.tasks.supervised import Job, Learnt, Objective, learn
 from afire.training.engine import make_accelerator, on_first_process
@@ -116,6 +117,38 @@ class Bench:
         plan = {"seeds": list(experiment.seeds), "folds": experiment.folds, "network": self.backbones.first.network}
         architecture = {"encoder": model.encoder.model_dump(), "image": model.image.model_dump()}
         return {**plan, **config.model_dump(exclude={"seed", "run"}), **architecture}
+
+    def result(
+        self,
+        evaluation: Evaluation,
+        runs: Sequence[Run],
+        config: Section,
+        *,
+        task: str,
+        method: str,
+        title: str,
+        labels: Sequence[str],
+        fraction: float,
+        notes: Sequence[str],
+        seen: Mapping[str, Seen],
+    ) -> Result:
+        """The result of a label fraction; it is called by the experiment's name, or by its weights and ``title``."""
+        return classification_result(
+            evaluation,
+            task=task,
+            method=method,
+            name=self.experiment.name or f"{self.backbones.name}, {title}",
+            data=self.data,
+            manifest=self.films.manifest,
+            planned=runs,
+            weights_name=self.backbones.name,
+            weights_report=self.backbones.report,
+            labels=labels,
+            fraction=fraction,
+            config=self.settings(config),
+            notes=notes,
+            seen=seen,
+        )
 
 
 def open_bench(experiment: Experiment, precision: str) -> Bench:

@@ -355,13 +355,7 @@ def _stored_size(manifest: Manifest, row: int) -> tuple[float, float]:
 
 def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Variance of the Laplacian of each film at the size it has here, (len(rows), 1)."""
-    values = []
-    with progress("sharpness", len(rows), "films") as bar:
-        for start in range(0, len(rows), FEATURE_BATCH):
-            batch = rows[start : start + FEATURE_BATCH]
-            values.append(laplacian_variance(films.batch(batch)))
-            bar.advance(len(batch))
-    return torch.cat(values).unsqueeze(1).numpy()
+    return _by_batch(films, rows, "sharpness", laplacian_variance).unsqueeze(1).numpy()
 
 
 @torch.no_grad()
@@ -369,13 +363,18 @@ def network_features(
     network: nn.Module, films: Films, rows: NDArray[np.int64], device: torch.device
 ) -> NDArray[np.float32]:
     """Outputs (len(rows), D) of a network that is not one of our encoders."""
+    return _by_batch(films, rows, "features", lambda images: network(images.to(device)).float().cpu()).numpy()
+
+
+def _by_batch(films: Films, rows: NDArray[np.int64], description: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``compute`` gives for images (B, 1, S, S), joined over the batches of ``rows``."""
     values = []
-    with progress("features", len(rows), "films") as bar:
+    with progress(description, len(rows), "films") as bar:
         for start in range(0, len(rows), FEATURE_BATCH):
             batch = rows[start : start + FEATURE_BATCH]
-            values.append(network(films.batch(batch).to(device)).float().cpu())
+            values.append(compute(films.batch(batch)))
             bar.advance(len(batch))
-    return torch.cat(values).numpy()
+    return torch.cat(values)
 
 
 def laplacian_variance(images: Tensor) -> Tensor:

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afire.config import EncoderConfig, ImageConfig
+from afire.data.labels import task_labels
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.settings import validate
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
+from afire.tasks.evaluate import Scores, check_classes, evaluate
 from afire.tasks.experiment import MODEL, Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.results import RESULT, Result, Rows, Run, find_results, plan_runs, read_predictions, read_result
@@ -161,19 +162,15 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
             outcomes = [_scores(run) for run in finished]
             generator = np.random.default_rng(_BOOTSTRAP_SEED)
             evaluation = evaluate(manifest, names, truth, outcomes, generator, config.bootstrap)
-            result = classification_result(
+            result = bench.result(
                 evaluation,
+                runs,
+                config,
                 task="finetune",
                 method="fine-tuned",
-                name=experiment.name or f"{bench.backbones.name}, fine-tuned",
-                data=bench.data,
-                manifest=manifest,
-                planned=runs,
-                weights_name=bench.backbones.name,
-                weights_report=bench.backbones.report,
+                title="fine-tuned",
                 labels=names,
                 fraction=fraction,
-                config=bench.settings(config),
                 notes=[*seen_notes, *notes[fraction]],
                 seen=seen,
             )

@@ -23,10 +23,11 @@ from sklearn.linear_model import LogisticRegression
 
 from afire.config import Config
 from afire.data.keys import Seen
+from afire.data.labels import task_labels
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
+from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate
 from afire.tasks.features import (
     TRIVIAL,
     data_content_hash,

@@ -24,12 +24,13 @@ import torch
 from numpy.typing import NDArray
 
 from afire.config import Config
+from afire.data.labels import task_labels
 from afire.data.manifest import Manifest
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import Grid
 from afire.settings import changed
-from afire.tasks.evaluate import bootstrap_means, task_labels
+from afire.tasks.evaluate import bootstrap_means
 from afire.tasks.features import feature_batches
 from afire.tasks.results import Estimate, Rows, estimate
 from afire.weights import RANDOM, FileWeights, RandomWeights, Weights, open_weights

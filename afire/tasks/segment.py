@@ -33,7 +33,7 @@ from afire.data.rle import encode_rle
 from afire.errors import UserError
 from afire.nn.vit import Normalise, VisionTransformer, grid_of, initialise
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Evaluation, bootstrap_means, classification_result
+from afire.tasks.evaluate import Evaluation, bootstrap_means
 from afire.tasks.experiment import Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.masks import (
@@ -281,19 +281,15 @@ def run_segment(experiment: Experiment, config: SegmentConfig) -> Iterator[tuple
         for fraction, runs in plans.items():
             finished = [complete_run(bench, task, run, fraction) for run in runs]
             evaluation = evaluate_masks(manifest, masks, finished, target, config.bootstrap)
-            result = classification_result(
+            result = bench.result(
                 evaluation,
+                runs,
+                config,
                 task="segment",
                 method="segmentation",
-                name=experiment.name or f"{bench.backbones.name}, {target}",
-                data=bench.data,
-                manifest=manifest,
-                planned=runs,
-                weights_name=bench.backbones.name,
-                weights_report=bench.backbones.report,
+                title=target,
                 labels=[target],
                 fraction=fraction,
-                config=bench.settings(config),
                 notes=[*seen_notes, *notes],
                 seen=seen,
             )

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from afire.data.labels import task_labels
 from afire.data.manifest import Manifest, make_manifest
 from afire.errors import UserError
-from afire.tasks.evaluate import check_classes, task_labels
+from afire.tasks.evaluate import check_classes
 
 
 def manifest(**columns: list[float]) -> Manifest:

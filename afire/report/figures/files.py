@@ -135,9 +135,9 @@ def run_record(run: Weights) -> dict[str, Any]:
 _SUBSET_NAMES = {"all": "", "train": "training ", "val": "validation "}
 
 
-def as_source(source: Source | Path) -> Source:
+def as_source(source: Source | Path, most: int = 1000) -> Source:
     """A path alone is a source with everything else by default."""
-    return source if isinstance(source, Source) else Source(source)
+    return source if isinstance(source, Source) else Source(source, most=most)
 
 
 def films_text(record: dict[str, Any], kind_of_film: str = "") -> str:

@@ -275,7 +275,7 @@ def draw_landmarks(
 ) -> FigureFiles:
     """t-SNE of the tokens at nine places of each film, and whether tokens of moved films follow anatomy or place."""
     stem, target = claim(out, "landmarks", force), pick_device(device)
-    source = source if isinstance(source, Source) else Source(source, most=LANDMARK_FILMS)
+    source = as_source(source, LANDMARK_FILMS)
     backbones = load_backbones(weights, config, network, source.seed)
     leader = next(iter(backbones.values()))
     first = source.open(leader.config.image)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.report.figures.files import FigureFiles, Source, claim, films_text, run_record, save
+from afire.report.figures.files import FigureFiles, Source, as_source, claim, films_text, run_record, save
 from afire.report.style import DOUBLE, INK, style
 from afire.report.table import number
 from afire.tasks.evaluate import bootstrap_means
@@ -67,7 +67,7 @@ def draw_atlas(
 ) -> FigureFiles:
     """The prototypes place by place: entropy, likeliest cluster, typical and nearest patches of training normals."""
     stem, target = claim(out, "atlas", force), pick_device(device)
-    source = source if isinstance(source, Source) else Source(source, most=ATLAS_FILMS)
+    source = as_source(source, ATLAS_FILMS)
     run = open_weights(weights)
     model = run.method
     if not isinstance(model, AFiRe):
@@ -267,7 +267,7 @@ def draw_restorations(
 ) -> FigureFiles:
     """Restorations of normal films, lesioned and as they are, with tokens hidden behind z_mask and with all seen."""
     stem, target = claim(out, "restorations", force), pick_device(device)
-    source = source if isinstance(source, Source) else Source(source, most=RESTORED_FILMS)
+    source = as_source(source, RESTORED_FILMS)
     run = open_weights(weights)
     check_restores(run.method, run.name)
     logger.info("%s: %s", run.name, run.method_report)
