@@ -1,4 +1,4 @@
-"""What afire draws itself: ``afire data phantom``, a dataset of nobody's films, and ``afire lesions``, its lesions."""
+"""What afire draws itself: ``afire data phantom``, a dataset without patients, and ``afire lesions``."""
 
 from __future__ import annotations
 

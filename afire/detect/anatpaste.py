@@ -3,7 +3,7 @@
 After the paper (Sato et al., "Anatomy-aware self-supervised learning for anomaly detection in chest
 radiographs", iScience 2023). Like CutPaste, but placed by anatomy: the lungs are found by a threshold, and a patch
 of the film is pasted around a point in them, half transparent, fading at its edge and at that of the lungs, as an
-opacity would. The network learns two classes; a Gaussian is laid on what it makes of normal films, and a film's score
+opacity would. The network learns two classes; a Gaussian is fitted to its features of normal films, and a film's score
 is its distance from it.
 
 Ours: what :mod:`afire.detect.cutpaste` says of network, optimiser, epochs and heatmap; patches are ovals cut around a
@@ -91,7 +91,7 @@ class AnatPasteClassifier(PasteClassifier):
 
 
 class AnatPaste(OneClassDetector):
-    """A classifier of films with patches in their lungs, and a Gaussian of what it makes of normal ones."""
+    """A classifier of films with patches in their lungs, and a Gaussian of its features of normal ones."""
 
     method = "anatpaste"
     Settings = AnatPasteConfig

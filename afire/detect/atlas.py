@@ -1,7 +1,7 @@
 """What normal films look like, place by place, kept beside a detector for people to compare a film with.
 
 The mean film is an average over many patients and shows none of them. Patches are pieces of single films, the pixels of
-patients: they are kept only if the fit was told to, and a bundle leaves them out.
+patients: they are kept only if a setting of the fit asks for it, and a bundle leaves them out.
 
 Shapes: N normal films of S x S pixels, G x G places, K patches of P x P pixels at each place.
 """

@@ -171,7 +171,7 @@ def _candidates(table: Mapping[str, Mapping[str, float]]) -> list[str]:
 
     A score that falls with some kind of drawn lesion has learnt the others by heart rather than what normal is; so has
     one that is good at a few kinds and guesses at the rest. And one that falls with all of them could still help beside
-    another, by taking away what they share: that is flipping its sign by another name.
+    another, by taking away what they share: which amounts to flipping its sign.
     """
     allowed = [name for name in table if name not in NEVER_CHOSEN]
     upright = [name for name in allowed if min(table[name].values()) >= 0.5]

@@ -172,7 +172,7 @@ def ranked(results: Iterable[FilmResult]) -> list[FilmResult]:
 
 
 def row(result: FilmResult, rule: Rule, model_hash: str) -> dict[str, Any]:
-    """A film as the results' files show it. The score of a film out of domain has a name that says what it is worth."""
+    """A film as the results' files show it. The score of a film out of domain is called not to be trusted."""
     judged = rule.judge(result)
     trusted = result.status == SCORED
     return {

@@ -276,7 +276,7 @@ def networks_for(
     file: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> Networks:
-    """What a detector ``method`` starts from: the weights that were asked for, or none where it takes none.
+    """What a detector ``method`` starts from: the user's weights, or none where it takes none.
 
     A detector without weights looks at films of the size they were packed at.
     """
@@ -326,7 +326,7 @@ logger = logging.getLogger("afire")
 
 
 def fit_detector(task: FitTask) -> AnomalyDetector:
-    """Start, fit, choose and calibrate; writes ``task.out``, where no one else may write meanwhile.
+    """Start, fit, choose and calibrate; writes ``task.out``, which is locked meanwhile.
 
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
     """
@@ -378,9 +378,11 @@ def unadapted(weights: Weights, films: Films, rows: Rows, device: str = "auto") 
     calibration, which need normal films of their own. For studies that compare weights score by score.
     """
     settings = detect_settings(["adapt.epochs=0"])
-    nobody = np.empty(0, np.int64)
+    no_films = np.empty(0, np.int64)
     task = FitTask(weights.config, settings, films, Path(), weights, device=device)
-    detector: AnomalyDetector = DETECTORS[task.method].start(task, Subsets(rows, nobody, nobody, "nothing is held out"))
+    detector: AnomalyDetector = DETECTORS[task.method].start(
+        task, Subsets(rows, no_films, no_films, "nothing is held out")
+    )
     detector.fit(NormalFilms(films, rows))
     return detector
 

@@ -170,7 +170,7 @@ class Measured:
     thresholds: dict[str, float]
     heat: Heat | None
     fit: Seen  # of the test films, by what was fitted
-    pretraining: Seen  # of the test films, by what it was fitted from
+    pretraining: Seen  # of the test films, by the weights it was fitted from
     notes: list[str] = field(default_factory=list)
 
     @property

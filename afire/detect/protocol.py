@@ -249,8 +249,8 @@ def plan_test(manifest: Manifest, split: Split | None = None, protocol: Name = "
     if protocol == "all":
         if split is not None:
             raise UserError("--protocol all tests every film; leave out --split.")
-        nobody = np.empty(0, np.int64)
-        return _labelled(manifest, "all", "all labelled films", np.arange(len(manifest)), nobody, None)
+        no_films = np.empty(0, np.int64)
+        return _labelled(manifest, "all", "all labelled films", np.arange(len(manifest)), no_films, None)
     return _official(manifest, split)
 
 

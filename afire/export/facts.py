@@ -112,7 +112,7 @@ def _read_if_there(file: Path) -> Mapping[str, Any]:
 
 
 def find_detector(weights: Weights, detector_folder: Path | None) -> AnomalyDetector | None:
-    """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
+    """The user's detector, else the one beside the weights: in a bundle, or a detector's folder."""
     if detector_folder is not None and weights.detector is not None and not weights.holds_method:
         raise UserError(f"{weights.name} is a detector itself and takes no other one; leave out --detector.")
     folder = detector_folder or weights.detector

@@ -312,7 +312,7 @@ def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def heat_colours() -> Bytes:
-    """(256, 3): purple, orange, yellow, lighter all the way, so that they are told apart in grey too."""
+    """(256, 3): purple, orange, yellow, lighter all the way, so that they differ in grey too."""
     import matplotlib
 
     table = matplotlib.colormaps["inferno"](np.linspace(0.32, 1.0, _LEVELS))[:, :3]

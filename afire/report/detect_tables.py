@@ -268,7 +268,7 @@ def _against(line: Line) -> str:
 
 
 def show_detection(screen: Console, evaluated: Evaluated) -> None:
-    """The table on the terminal, narrow enough for 80 columns, and what it says."""
+    """The table on the terminal, narrow enough for 80 columns, with its messages."""
     screen.print(_narrow_table(evaluated).console(frame=False))
     rate = 100 * float(evaluated.result.config["false_alarms"])
     screen.print(

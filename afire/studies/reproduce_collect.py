@@ -82,7 +82,7 @@ class TargetReport:
 
 
 def collect(request: Request, outcome: Outcome, reasons: Mapping[Target, str]) -> list[TargetReport]:
-    """A report for each target that was asked for, whether it could be run, was finished, or not."""
+    """A report for each requested target, whether it could be run, was finished, or not."""
     readers = {
         "table1": lambda: _ablation(request, "table1"),
         "table2": lambda: _transfer(request),

@@ -49,7 +49,7 @@ MODEL, ANSWERS = "model.safetensors", "answers.npz"
 logger = logging.getLogger("afire")
 
 
-class StoppedBySignal(Exception):  # noqa: N818  not an error: the run was asked to end, and saved itself
+class StoppedBySignal(Exception):  # noqa: N818  not an error: the run was told to end, and saved itself
     """A run ended by SIGTERM or SIGINT after saving; ``signal`` is its number."""
 
     def __init__(self, signal: int, folder: Path) -> None:
@@ -228,7 +228,7 @@ def claimed_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> Itera
 def complete_run(bench: Bench, task: Task, run: Run, fraction: float) -> Finished:
     """Train, choose on validation, answer for val and test once; or read what a finished run answered.
 
-    Raises :class:`StoppedBySignal` when the training was asked to end. A collective call.
+    Raises :class:`StoppedBySignal` when the training was told to end. A collective call.
     """
     experiment, accelerator = bench.experiment, bench.accelerator
     folder, backbone = experiment.folders[fraction] / run.name, bench.backbones.of(run.seed)

@@ -196,7 +196,7 @@ def _plan(experiment: Experiment, manifest: Manifest, fraction: float, truth: Fl
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A classifier in evaluation mode, what it knows, and the films it may be shown on."""
+    """A classifier in evaluation mode, its labels, and the films it may be shown on."""
 
     model: Classifier
     labels: list[str]

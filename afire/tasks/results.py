@@ -205,7 +205,7 @@ class Result:
 
     @property
     def seen_text(self) -> str:
-        """What pre-training saw of the test films, for people; empty where there was none, or nobody asked."""
+        """What pre-training saw of the test films, as text; empty where there was none, or it was not checked."""
         pretraining = self.seen.get("pretraining", {})
         if not pretraining:
             return ""
