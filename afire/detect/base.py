@@ -151,7 +151,7 @@ class HeatScale:
 
 
 @dataclass(frozen=True)
-class Found:
+class ScoredBatch:
     """A detector's results for a batch. Larger scores are more abnormal."""
 
     score: Floats  # (B,)
@@ -251,11 +251,11 @@ class AnomalyDetector(nn.Module, ABC):
         return tensor_hash(self.model.state_dict())
 
     @torch.inference_mode()
-    def score(self, images: Tensor, *, all_scores: bool = False, restore: bool = True) -> Found:
+    def score(self, images: Tensor, *, all_scores: bool = False, restore: bool = True) -> ScoredBatch:
         """Films (B, 1, S, S) in [0, 1] at the detector's size -> scores, heatmaps and restored films."""
         look = self.look(self.prepared(images), None if all_scores else self.choice.names, restore)
         scores = {name: values.cpu().double().numpy() for name, values in look.scores.items()}
-        return Found(
+        return ScoredBatch(
             score=self.choice(scores),
             scores=scores,
             heat=look.heat.view(len(images), *self.grid).float().cpu().numpy(),

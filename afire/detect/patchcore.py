@@ -259,10 +259,10 @@ class PatchCore(AnomalyDetector):
         features = []
         for images in normals.batches("patches of normal films"):
             features_BLD = self.model(self.prepared(images))
-            positions_drawn = (
+            sample = (
                 torch.rand(len(images), positions, generator=generator).argsort(dim=1)[:, :per_film].sort(dim=1).values
             )
-            places = positions_drawn.to(self.device)[:, :, None].expand(-1, -1, features_BLD.shape[-1])
+            places = sample.to(self.device)[:, :, None].expand(-1, -1, features_BLD.shape[-1])
             features.append(features_BLD.gather(1, places))
         return torch.cat(features).flatten(0, 1), torch.arange(len(normals)).repeat_interleave(per_film)
 

@@ -187,8 +187,8 @@ class Inpainting(nn.Module):
         """Attention of each patch to the patches beside it, as drawn from memory; ``patterns`` are the queries."""
         queries = self.ask(patterns).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         keys, values = self.tell(normal).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(2, dim=-1)
-        values_mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self.beside)
-        attended: Tensor = self.attended(values_mixed.transpose(1, 2).flatten(2))
+        mixture = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self.beside)
+        attended: Tensor = self.attended(mixture.transpose(1, 2).flatten(2))
         return attended
 
 

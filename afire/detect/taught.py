@@ -242,12 +242,12 @@ class Finder(Learner):
         changed = films_B1ss.new_zeros(len(films_B1ss), 1, places, places)
         if not len(indices):
             return films_B1ss, changed
-        places_pasted = indices.to(films_B1ss.device)
-        films, originals = films_B1ss.clone(), films_B1ss[places_pasted]
-        films[places_pasted] = naturally_pasted(
+        pasted = indices.to(films_B1ss.device)
+        films, originals = films_B1ss.clone(), films_B1ss[pasted]
+        films[pasted] = naturally_pasted(
             originals, self.donors, seed=keys.seed, epoch=keys.epoch, rows=keys.rows[indices], blend="either"
         )
-        changed[places_pasted] = F.avg_pool2d(change_labels(originals, films[places_pasted], "logistic"), CELL)
+        changed[pasted] = F.avg_pool2d(change_labels(originals, films[pasted], "logistic"), CELL)
         return films, changed
 
     def _phantoms(self, keys: Keys, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -233,9 +233,9 @@ def draw_tsne(
     backbones = load_backbones(weights, config, network, source.seed)
     first = source.open(next(iter(backbones.values())).config.image)
     subset, split_hash = source.rows(first)
-    film_sets = film_classes(first.manifest, subset, labels, classes)
-    rows = source.draw(film_sets.rows)
-    number = dict(zip(film_sets.rows.tolist(), film_sets.number.tolist(), strict=True))
+    grouping = film_classes(first.manifest, subset, labels, classes)
+    rows = source.draw(grouping.rows)
+    number = dict(zip(grouping.rows.tolist(), grouping.number.tolist(), strict=True))
     classes_N = np.array([number[row] for row in rows.tolist()], np.int64)
     patients = first.manifest.table["patient"].to_numpy(dtype=object)[rows]
     panels, numbers = [], {}
@@ -246,19 +246,19 @@ def draw_tsne(
         quality = cluster_quality(unit, classes_N, patients, neighbours, np.random.default_rng(source.seed))
         panels.append(Panel(label, tsne_map(unit, perplexity, source.seed), quality))
         numbers[label] = quality_record(quality)
-    data = source.record(first, rows, len(film_sets.rows), split_hash)
-    counts = np.bincount(classes_N, minlength=len(film_sets.names)).tolist()
+    data = source.record(first, rows, len(grouping.rows), split_hash)
+    counts = np.bincount(classes_N, minlength=len(grouping.names)).tolist()
     record: dict[str, Any] = {
         "figure": "tsne",
         "weights": {label: describe_backbone(backbone) for label, backbone in backbones.items()},
-        "data": {**data, "left_out": {"rarer_classes": film_sets.others, "unknown_labels": film_sets.unknown}},
+        "data": {**data, "left_out": {"rarer_classes": grouping.others, "unknown_labels": grouping.unknown}},
         "settings": {"perplexity": perplexity, "neighbours": list(neighbours), "network": network, "seed": source.seed},
-        "classes": dict(zip(film_sets.names, counts, strict=True)),
+        "classes": dict(zip(grouping.names, counts, strict=True)),
         "numbers": numbers,
     }
     with style(print_size=True):
         caption = f"{films_text(data)}; t-SNE, perplexity {perplexity:g}"
-        return save(stem, class_figure(panels, classes_N, film_sets.names, caption, source.seed), record)
+        return save(stem, class_figure(panels, classes_N, grouping.names, caption, source.seed), record)
 
 
 def draw_landmarks(
