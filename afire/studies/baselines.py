@@ -171,7 +171,7 @@ class Training:
     films: int  # of an epoch
     flops: float  # of all epochs
     parameters: int  # that are trained
-    settings: tuple[str, ...]
+    words: tuple[str, ...]  # the key of baselines.json
 
     @property
     def tera_flops(self) -> float:
@@ -301,7 +301,7 @@ def _pretrain_step(
 ) -> PlannedStep:
     name, out = pretrain_name(length, method, seed), folder_of(study, length, method) / f"seed-{seed}"
     films, start = study.films, study.start if starts(study, method) else None
-    return pretrain_step(name, films, out, method, seed, study.preset, training.settings, machine, films.split, start)
+    return pretrain_step(name, films, out, method, seed, study.preset, training.words, machine, films.split, start)
 
 
 def _task_steps(

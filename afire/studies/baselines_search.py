@@ -112,7 +112,7 @@ def search_steps(study: Baselines, length: Length, machine: Sequence[str] = ()) 
 def _trial_steps(study: Baselines, length: Length, choice: Choice, machine: Sequence[str]) -> Iterator[PlannedStep]:
     folder, name = _folder(study, choice), f"search-{choice.method}-{choice.name}"
     films, seed = study.films, study.seeds[0]
-    settings = plan_training(study, choice.method, length, choice.words).settings
+    settings = plan_training(study, choice.method, length, choice.words).words
     out, start = folder / "run", study.start if starts(study, choice.method) else None
     yield pretrain_step(name, films, out, choice.method, seed, study.preset, settings, machine, films.split, start)
     command = [

@@ -82,11 +82,11 @@ def test_the_budget_is_counted_and_equal(study: Baselines) -> None:
         assert training.films == study.films.normals and training.parameters > 0
     assert trainings["mae"].epochs > trainings["genesis"].epochs, "it sees a quarter of the patches"
     assert {plan_training(study, method, epochs).epochs for method in study.methods} == {2}
-    warm = next(word for word in trainings["mae"].settings if word.startswith("training.warmup_epochs="))
+    warm = next(word for word in trainings["mae"].words if word.startswith("training.warmup_epochs="))
     assert float(warm.partition("=")[2]) == pytest.approx(trainings["mae"].epochs / 3, abs=0.01), "as in the preset"
     supervised = plan_training(replace(study, methods=["supervised"]), "supervised", flops)
     assert supervised.films == study.films.labelled > study.films.normals
-    assert "options.labels=[abnormal]" in supervised.settings
+    assert "options.labels=[abnormal]" in supervised.words
     assert plan_training(study, "imagenet", flops).flops == 0
 
 
@@ -178,8 +178,8 @@ def test_all_methods_start_from_one_file(study: Baselines, packed: Path, tmp_pat
     frozen = replace(study, settings={"pretrain": [*plain, "training.frozen_blocks=1"]})
     free, held = (plan_training(each, "mae", study.lengths[0]) for each in (study, frozen))
     assert held.parameters < free.parameters and held.flops < free.flops, "what is frozen costs no backward"
-    assert method_config(study, "mae", free.settings).encoder.width == 24
-    assert method_config(replace(study, start_all=False), "mae", free.settings).encoder.width != 24
+    assert method_config(study, "mae", free.words).encoder.width == 24
+    assert method_config(replace(study, start_all=False), "mae", free.words).encoder.width != 24
     trainings = {("epochs", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
     steps = {step.name: step for step in plan_steps(study, trainings)}  # type: ignore[arg-type]
     assert f"--init {start}" in steps["epochs-mae-0"].command and start in steps["epochs-mae-0"].inputs
@@ -229,7 +229,7 @@ def test_the_best_on_development_films_is_chosen_and_recorded(study: Baselines, 
     )
     record = read_json(study.out / "search.json")
     assert record["chosen"] == {"mae": list(chosen["mae"])} and "no test film" in record["films"]
-    assert chosen["mae"][0] in plan_training(replace(study, chosen=chosen), "mae", study.lengths[0]).settings
+    assert chosen["mae"][0] in plan_training(replace(study, chosen=chosen), "mae", study.lengths[0]).words
     assert [row.cells[3] for row in search_table(tried).rows] == ["", "", "chosen", "", "", ""]
     with pytest.raises(UserError, match="no trial of the search for genesis has finished"):
         choose(replace(study, methods=["genesis"]), study.lengths[0])
