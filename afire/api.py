@@ -57,7 +57,7 @@ class Model:
         self.name, self.config = weights.name, weights.config
         self.detector = detector
         self.method = weights.method if weights.holds_method else None
-        # A detector may look through an encoder alone, or through networks of its own.
+        # A detector may use an encoder alone, or networks of its own.
         self._encoder: nn.Module | None = self.method
         if self.method is None and weights.holds_trunk:
             self._encoder = nn.Sequential(weights.normalise, weights.trunk)
@@ -156,7 +156,7 @@ class Model:
         return torch.cat([compute(batch.to(self.device)) for batch in _batches(self._tensor(images))])
 
     def _tensor(self, images: Images) -> Tensor:
-        """Images (B, C, H, W) from whatever was given."""
+        """Images (B, C, H, W) from tensors, arrays or files."""
         if isinstance(images, Tensor):
             tensor = images
         elif isinstance(images, np.ndarray):
@@ -184,7 +184,7 @@ def load(path: FilePath, device: Literal["auto", "cpu", "cuda", "mps"] = "auto")
 
         detector = load_detector(weights.detector)
     elif not weights.holds_method:
-        _ = weights.method  # says why, and what to give
+        _ = weights.method  # raises an error that says why, and what to give
     return Model(weights, detector).to(pick_device(device))
 
 

@@ -104,14 +104,14 @@ class EncoderConfig(Section):
         """A named size fills in width, depth and heads; numbers that contradict it are a mistake, not a choice."""
         if not isinstance(values, Mapping) or values.get("size") not in VIT_SIZES:
             return values
-        named = dict(zip(("width", "depth", "heads"), VIT_SIZES[values["size"]], strict=True))
-        for name, number in named.items():
+        numbers = dict(zip(("width", "depth", "heads"), VIT_SIZES[values["size"]], strict=True))
+        for name, number in numbers.items():
             if values.get(name, number) != number:
                 raise ValueError(
                     f"size {values['size']} has {name} {number}, but {name} is {values[name]};"
                     " leave out one of them, or set size to null to choose the numbers"
                 )
-        return {**values, **named}
+        return {**values, **numbers}
 
     @model_validator(mode="after")
     def _divides(self) -> EncoderConfig:
@@ -265,8 +265,10 @@ class RunConfig(Section):
         """One name, or several behind commas, instead of a list; and what was ``wandb: true``."""
         if not isinstance(values, Mapping):
             return values
-        asked = values.get("tracking", ("tensorboard",))
-        names = [name.strip() for name in asked.split(",") if name.strip()] if isinstance(asked, str) else asked
+        tracking = values.get("tracking", ("tensorboard",))
+        names = (
+            [name.strip() for name in tracking.split(",") if name.strip()] if isinstance(tracking, str) else tracking
+        )
         if values.get("wandb"):
             logging.getLogger("afire").warning("run.wandb is now run.tracking=tensorboard,wandb.")
             names = [*names, *({"wandb"} - {*names})]

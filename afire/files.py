@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from afire.errors import UserError
 
-_UNFINISHED = ".part-"  # how the name of everything starts that is not yet whole
+_UNFINISHED = ".part-"  # start of the name of every unfinished file
 LOCK = ".lock"  # in a folder while a process writes there; left behind only by a kill
 _TRIES = 10  # at a lock whose file comes and goes
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("afire")
 
 @contextmanager
 def names_path(path: Path) -> Iterator[None]:
-    """Errors of writing to ``path`` name it: a full disk is noticed by a write, which does not know the name."""
+    """Errors of writing to ``path`` name it: the error of a write to a full disk carries no file name."""
     try:
         yield
     except OSError as error:
@@ -55,12 +55,12 @@ def write_atomic(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed process left half-written in ``folder`` (not below it). Only for who writes there alone."""
-    for left in folder.glob(f"{_UNFINISHED}*"):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
+    """Remove what a killed process left half-written in ``folder`` (not below it). Only where nobody else writes."""
+    for leftover in folder.glob(f"{_UNFINISHED}*"):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
         else:
-            left.unlink(missing_ok=True)
+            leftover.unlink(missing_ok=True)
 
 
 def _ordinary_mode() -> int:
@@ -99,7 +99,7 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def making_sense_of(path: Path, remedy: str) -> Iterator[None]:
-    """Errors of reading values out of what ``path`` holds become a message: it is not what was once written there."""
+    """Turn errors in reading values from ``path`` into one message: the file is damaged."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -128,21 +128,21 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def require_folder(path: Path, what: str) -> Path:
-    """``path`` if it is an existing folder, else a sentence that names ``what`` was looked for."""
+def require_folder(path: Path, description: str) -> Path:
+    """``path`` if it is an existing folder, else a message that starts with ``description``."""
     if not path.exists():
-        raise UserError(f"{what} {path} does not exist; check the path.")
+        raise UserError(f"{description} {path} does not exist; check the path.")
     if not path.is_dir():
-        raise UserError(f"{what} {path} is a file, not a folder.")
+        raise UserError(f"{description} {path} is a file, not a folder.")
     return path
 
 
-def require_file(path: Path, what: str) -> Path:
-    """``path`` if it is an existing file, else a sentence that names ``what`` was looked for."""
+def require_file(path: Path, description: str) -> Path:
+    """``path`` if it is an existing file, else a message that starts with ``description``."""
     if not path.exists():
-        raise UserError(f"{what} {path} does not exist; check the path.")
+        raise UserError(f"{description} {path} does not exist; check the path.")
     if not path.is_file():
-        raise UserError(f"{what} {path} is a folder, not a file.")
+        raise UserError(f"{description} {path} is a folder, not a file.")
     return path
 
 
@@ -160,43 +160,43 @@ _MARKS = {  # a file that only one command writes -> what its folder holds
 def require_own(out: Path, mark: str, writes: Iterable[str] = ()) -> None:
     """Refuse a folder that another command has filled: what it wrote there might be overwritten.
 
-    ``mark`` is the file by which this command knows its own folders. In a folder without it, none of the files in
-    ``writes`` may lie either: they are somebody's.
+    ``mark`` is the file by which this command knows its own folders. A folder without it must not
+    hold any of the files in ``writes`` either: they belong to someone else.
     """
-    for other, what in _MARKS.items():
-        if other != mark and (out / other).exists():
-            raise UserError(f"{out} already holds {what}; choose another --out.")
+    for filename, content in _MARKS.items():
+        if filename != mark and (out / filename).exists():
+            raise UserError(f"{out} already holds {content}; choose another --out.")
     theirs = [name for name in writes if (out / name).exists()] if not (out / mark).exists() else []
     if theirs:
         raise UserError(f"{out} already holds {theirs[0]}, which would be overwritten; choose another --out.")
 
 
 class FolderBusyError(UserError):
-    """Another process holds the folder; it may let go of it."""
+    """Another process holds the folder, perhaps only for a moment."""
 
 
 @contextmanager
-def folder_lock(folder: Path, what: str) -> Iterator[None]:
-    """Hold ``folder`` for this process; a second one is told so at once. The lock dies with its process.
+def folder_lock(folder: Path, description: str) -> Iterator[None]:
+    """Hold ``folder`` for this process; a second one fails at once. The lock ends with its process.
 
-    What a killed holder left half-written in the folder is removed. Afterwards nothing tells of the lock: its file is
-    gone, and so are the folders that were made for it if nothing was written there.
+    What a killed holder left half-written in the folder is removed. Afterwards the lock file is removed, and so are the
+    folders that were made for it if nothing was written there.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    stream = _take_lock(folder / LOCK, f"{what} {folder}")
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
+    stream = _take_lock(folder / LOCK, f"{description} {folder}")
     try:
         if stream is not None:
             remove_unfinished(folder)
         yield
     finally:
         if stream is not None:
-            (folder / LOCK).unlink(missing_ok=True)  # while it is held: whoever has it open sees that it is gone
+            (folder / LOCK).unlink(missing_ok=True)  # while held: a process that has it open sees it gone
             stream.close()
-        _remove_empty(made)
+        _remove_empty(new_folders)
 
 
-def _take_lock(path: Path, what: str) -> TextIO | None:
-    """The file ``path``, open and locked; None where there are no locks, which is said once."""
+def _take_lock(path: Path, description: str) -> TextIO | None:
+    """The file ``path``, open and locked; None where files cannot be locked, which is logged once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         import fcntl
@@ -222,7 +222,7 @@ def _take_lock(path: Path, what: str) -> TextIO | None:
         if _is_at(path, stream):
             return stream
         stream.close()  # its holder removed it before we could lock it
-    raise FolderBusyError(f"another process is writing {what}; wait for it or choose another folder.")
+    raise FolderBusyError(f"another process is writing {description}; wait for it or choose another folder.")
 
 
 def _is_at(path: Path, stream: TextIO) -> bool:

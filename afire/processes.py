@@ -1,14 +1,14 @@
-"""Work spread over processes, results as they come: what packing, drawing and auditing share.
+"""Processes: work spread over them, how they use memory, and how those of a study end.
 
-How this process asks the system for memory: fewer and larger pages, and freed tensors kept for the next step.
+Packing, drawing and auditing spread their work over processes and take results as they come.
 
-A training step on a CPU allocates and frees the same large tensors over and over. By default each comes as new pages of
-4 KiB that the kernel has to clear and map one by one, which takes up to a tenth of a step.
+Memory: a training step on a CPU allocates and frees the same large tensors over and over. By default each comes as new
+pages of 4 KiB that the kernel has to clear and map one by one, which takes up to a tenth of a step.
+:func:`keep_freed_memory` asks for fewer and larger pages, and keeps freed ones for the next step.
 
-What the processes of a study share: they end when their parent does, and no two write one folder.
-
-A child's standard input is a pipe that nobody writes to. It ends when the parent does, however that happened, and the
-child then stops as SIGTERM would make it: what saves on a signal saves, and nothing goes on beside the next start.
+The processes of a study end when their parent does, and no two of them write one folder. A child's standard input is a
+pipe that nobody writes to. It ends when the parent does, for whatever reason, and the child then stops as on SIGTERM:
+it saves, and does not run on beside the next start.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ def in_processes(work: Callable[..., T], jobs: Iterable[tuple[Any, ...]], proces
         for job in jobs:
             running.add(pool.submit(work, *job))
             if len(running) >= 2 * processes:
-                done, running = wait(running, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in finished)
         while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in finished)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def follow_parent() -> None:
-    """For a worker: Ctrl-C is for the parent, which then stops its workers; the end of the parent is its own.
+    """For a worker: ignore Ctrl-C, because the parent stops its workers; end when the parent does.
 
     A killed parent cannot tell its workers: they hold both ends of the queue they wait at, and would wait for ever.
     """
@@ -71,7 +71,7 @@ def follow_parent() -> None:
 
 def _end_after(sentinel: int) -> None:
     wait_for_end([sentinel])
-    os._exit(1)  # at once: what the parent wanted of this process, nobody will read
+    os._exit(1)  # at once: nobody is left to read its results
 
 
 def usable_cores() -> int:
@@ -84,7 +84,7 @@ _LARGEST = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory and ask for huge pages, before torch makes its first tensor; what the user has set stays.
+    """Keep freed memory and ask for huge pages, before torch makes its first tensor; settings of the user stay.
 
     Only for whole programs: a library must not decide this for the process it is used in.
     """
@@ -114,13 +114,13 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def patient_lock(folder: Path, what: str, seconds: float = _SECONDS_FOR_THE_LOCK) -> Iterator[None]:
+def patient_lock(folder: Path, description: str, seconds: float = _SECONDS_FOR_THE_LOCK) -> Iterator[None]:
     """Hold ``folder``. The process of a start that was killed may still be saving: it ends by itself, so wait."""
     deadline = time.monotonic() + seconds
-    with ExitStack() as held:
+    with ExitStack() as stack:
         while True:
             try:
-                held.enter_context(folder_lock(folder, what))
+                stack.enter_context(folder_lock(folder, description))
                 break
             except FolderBusyError:
                 if time.monotonic() > deadline:
@@ -130,8 +130,8 @@ def patient_lock(folder: Path, what: str, seconds: float = _SECONDS_FOR_THE_LOCK
 
 
 def how_it_ended(log: Path, code: int) -> str:
-    """How a child that failed ended, and the last thing it said."""
+    """How a child that failed ended, and its last line of output."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-    how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{last.removeprefix('error: ')} ({how})"
+    message = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    status = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+    return f"{message.removeprefix('error: ')} ({status})"

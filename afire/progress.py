@@ -31,13 +31,13 @@ def current_mode() -> Mode:
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """No progress meanwhile: that of the whole is shown instead of that of its parts."""
-    before = _mode
+    """Show no progress inside: the caller shows that of the whole work."""
+    mode = _mode
     configure("off")
     try:
         yield
     finally:
-        configure(before)
+        configure(mode)
 
 
 def mode_for_terminal(quiet: bool) -> Mode:
@@ -85,9 +85,9 @@ class _Lines:
 
 def format_seconds(seconds: float) -> str:
     """``75`` -> ``1:15``; ``3675`` -> ``1:01:15``."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
+    total = round(seconds)
+    hours, remainder = divmod(total, 3600)
+    minutes, secs = divmod(remainder, 60)
     return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
 
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from afire.config import PRESETS, Config, Section, SectionType
 from afire.errors import UserError
 
-_BUDGETS = ("epochs", "film_views_min", "minutes")  # of a run; the last that is said counts
+_BUDGETS = ("epochs", "film_views_min", "minutes")  # of a run; the last one set counts
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -31,7 +31,7 @@ def load_config(
 ) -> Config:
     """Defaults, then the preset, then the YAML file, then ``key.sub=value`` overrides; each may leave things out.
 
-    What ``weights`` say of themselves counts more than a preset, which cannot know them, and less than the others.
+    Settings that come with ``weights`` override the preset; the file and the overrides override both.
     """
     presets = [_read_yaml(preset_path(preset))] if preset is not None else []
     return load_settings(Config, [*presets, weights, *([file] if file is not None else [])], overrides)
@@ -42,10 +42,10 @@ def load_settings(
 ) -> SectionType:
     """Settings of any kind: defaults, then each YAML file or mapping, then ``key.sub=value`` overrides."""
     values: dict[str, Any] = {}
-    asked: dict[str, Any] = {}
+    override_values: dict[str, Any] = {}
     for override in overrides:
-        _merge(asked, parse_override(override))
-    for layer in (*layers, asked):
+        _merge(override_values, parse_override(override))
+    for layer in (*layers, override_values):
         _merge(values, _one_budget(_read_yaml(layer) if isinstance(layer, Path) else layer, kind))
     return validate(values, kind)
 
@@ -53,13 +53,13 @@ def load_settings(
 def changed(config: SectionType, *values: Mapping[str, Any]) -> SectionType:
     """The same settings but for ``values``, which are nested as in a YAML file; later ones count."""
     merged = config.model_dump()
-    for each in values:
-        _merge(merged, _one_budget(each, type(config)))
+    for layer in values:
+        _merge(merged, _one_budget(layer, type(config)))
     return validate(merged, type(config))
 
 
 def _one_budget(values: Mapping[str, Any], kind: type[Section]) -> Mapping[str, Any]:
-    """Who says how long a run is overrules all that was said before: epochs, say, the film views of a preset."""
+    """A layer that sets the length of a run replaces every earlier length: epochs replace a preset's film views."""
     training = values.get("training")
     if (
         not issubclass(kind, Config)
@@ -72,22 +72,22 @@ def _one_budget(values: Mapping[str, Any], kind: type[Section]) -> Mapping[str, 
 
 def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -> Path:
     """The YAML file of a preset, one of ``presets``; those of a task carry its name as ``prefix``."""
-    known = list(presets)
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    names = list(presets)
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]}?" if close else "."
-        raise UserError(f"there is no preset {name!r}{hint} Presets are {', '.join(known)}.")
+        raise UserError(f"there is no preset {name!r}{hint} Presets are {', '.join(names)}.")
     return _PRESET_FOLDER / f"{prefix}{name}.yaml"
 
 
 def to_yaml(config: Section, leave_out: Iterable[str] = (), options: Section | None = None) -> str:
     """Settings as YAML with every setting's meaning beside it; reads back as the same settings.
 
-    ``leave_out`` names groups that nobody reads; ``options`` explains those of the method.
+    ``leave_out`` names groups that the method does not read; ``options`` explains its own.
     """
     lines: list[str] = []
-    shown = {"options": options} if options is not None else {}
-    _describe(config, lines, 0, frozenset(leave_out), shown)
+    replacements = {"options": options} if options is not None else {}
+    _describe(config, lines, 0, frozenset(leave_out), replacements)
     return "\n".join(lines) + "\n"
 
 
@@ -111,8 +111,8 @@ def parse_override(text: str) -> dict[str, Any]:
         raise UserError(f"--set {text!r}: {raw!r} is not a YAML value; quote it.") from None
     if isinstance(value, str):
         value = _number_or_text(value)
-    for part in reversed(key.strip().split(".")):
-        value = {part: value}
+    for name in reversed(key.strip().split(".")):
+        value = {name: value}
     return dict(value)
 
 
@@ -132,8 +132,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"configuration file {path} cannot be read: {error}.") from None
     except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" at line {where.line + 1}" if where is not None else ""
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark is not None else ""
         raise UserError(f"configuration file {path} is not valid YAML{line}.") from None
     if values is None:
         return {}
@@ -189,13 +189,13 @@ def _unknown(name: str, section: type[Section], path: str) -> Unknown:
 
 
 def _check_names(values: Mapping[str, Any], section: type[Section], path: str) -> None:
-    known = section.model_fields
+    fields = section.model_fields
     for key, value in values.items():
         if key in section.former:
             continue
-        if key not in known:
+        if key not in fields:
             raise UserError(str(_unknown(str(key), section, path)))
-        annotation = known[key].annotation
+        annotation = fields[key].annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
             if not isinstance(value, Mapping):
                 raise UserError(f"{path}{key} is a group of settings ({', '.join(annotation.model_fields)}).")
@@ -213,13 +213,11 @@ def _all_names(section: type[Section]) -> list[str]:
 
 
 def _message(error: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
+    key = ".".join(str(name) for name in error["loc"])
     message = str(error["msg"])
     if error["type"] == "value_error":
-        return (
-            message.removeprefix("Value error, ") if not where else f"{where}: {message.removeprefix('Value error, ')}"
-        )
-    return f"{where} is {error['input']!r}, but {message[0].lower()}{message[1:]}"
+        return message.removeprefix("Value error, ") if not key else f"{key}: {message.removeprefix('Value error, ')}"
+    return f"{key} is {error['input']!r}, but {message[0].lower()}{message[1:]}"
 
 
 def _describe(
@@ -227,13 +225,13 @@ def _describe(
     lines: list[str],
     indent: int,
     leave_out: frozenset[str] = frozenset(),
-    instead: Mapping[str, Section] = MappingProxyType({}),
+    replacements: Mapping[str, Section] = MappingProxyType({}),
 ) -> None:
     pad = "  " * indent
     for name, field in type(section).model_fields.items():
         if name in leave_out:
             continue
-        value = instead.get(name, getattr(section, name))
+        value = replacements.get(name, getattr(section, name))
         if isinstance(value, Section) and type(value).model_fields:
             summary = (type(value).__doc__ or "").splitlines()[0]
             lines.append(f"{pad}{name}:  # {summary}")

@@ -105,7 +105,7 @@ def bare_passes(detector: AnomalyDetector, images: torch.Tensor) -> Callable[[],
         for films in torch.split(images, BATCH):
             prepared = detector.prepared(films)
             if isinstance(detector, Taught):
-                detector.model.said(prepared)
+                detector.model.place_logits(prepared)
                 continue
             assert isinstance(detector, MapDetector)
             evidence = Evidence(detector.model, prepared, detector.surprising)

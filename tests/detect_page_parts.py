@@ -55,7 +55,7 @@ def make_results(detector: AnomalyDetector, out: Path) -> list[FilmResult]:
         drawn = painter(Drawing(film, result, heat, 1 - square))
         found.append(replace(result, pictures=drawn.pictures))
     found.append(FilmResult(90, "hand.png", "out of domain", 50.125, objections=("looks <i>inverted</i>",)))
-    found.append(FilmResult(91, "torn.dcm", "unreadable", objections=("is a truncated DICOM file",)))
+    found.append(FilmResult(91, "truncated.dcm", "unreadable", objections=("is a truncated DICOM file",)))
     return found
 
 

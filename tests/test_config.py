@@ -46,7 +46,7 @@ def test_presets_are_the_methods() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "sentence"),
+    ("override", "message"),
     [
         ("traning.epochs=3", "did you mean training?"),
         ("training.epoch=3", "did you mean training.epochs?"),
@@ -62,10 +62,10 @@ def test_presets_are_the_methods() -> None:
         ("training.epochs=0", "greater than or equal to 1"),
     ],
 )
-def test_mistakes_are_sentences(override: str, sentence: str) -> None:
+def test_mistakes_are_messages(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         load_config(overrides=[override])
-    assert sentence in str(error.value)
+    assert message in str(error.value)
 
 
 def test_numbers_without_a_dot_are_numbers() -> None:
@@ -73,14 +73,14 @@ def test_numbers_without_a_dot_are_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "message"),
     [("a: [", "not valid YAML at line 1"), ("- 1\n- 2", "holds no settings"), (None, "does not exist")],
 )
-def test_broken_files_are_sentences(tmp_path: Path, text: str | None, sentence: str) -> None:
+def test_broken_files_are_messages(tmp_path: Path, text: str | None, message: str) -> None:
     path = tmp_path / "config.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         load_config(file=path)
 
 

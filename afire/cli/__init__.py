@@ -1,6 +1,6 @@
 """The ``afire`` command. Commands import what they need when they run, so that ``--help`` needs no torch.
 
-Knows options and what is said on a screen; knows no computation.
+Knows options and screen output; knows no computation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from afire.cli import baselines, data, detect, export, figure, pretrain, samples, serve, studies, tasks
+from afire.cli import benches, data, detect, export, figure, pretrain, samples, serve, studies, tasks
 from afire.cli.options import EXAMPLE_STYLE, print_version
 from afire.errors import UserError
 from afire.processes import keep_freed_memory
@@ -35,7 +35,7 @@ app.command("segment")(tasks.segment)
 app.add_typer(detect.app, name="detect")
 app.command("serve")(serve.serve)
 app.command("ablate")(studies.ablate)
-app.command("baselines")(baselines.baselines)
+app.command("baselines")(benches.baselines)
 app.command("reproduce")(studies.reproduce)
 app.add_typer(figure.app, name="figure")
 app.command("export")(export.export)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _leave_processes() -> None:
-    """End the group of processes, if there is one: one that is left to the interpreter's exit may abort."""
+    """End the group of processes, if there is one: otherwise the interpreter may abort at its exit."""
     distributed = sys.modules.get("torch.distributed")  # not imported for it: most commands never load torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()

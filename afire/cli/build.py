@@ -257,7 +257,7 @@ def _build(kind: str, root: Path, out: Path, quiet: bool, **options: Any) -> Non
 
 
 def _check_out(out: Path) -> None:
-    """Refuse what could not be written, or would replace somebody else's table, before the work and not after it."""
+    """Refuse a name that cannot be written, or a file that is not a manifest, before the work starts."""
     from afire.data.manifest import check_manifest_name, is_manifest
     from afire.errors import UserError
 
@@ -283,5 +283,5 @@ def _patients(counts: Statistics) -> str:
     total, without = counts.splits["all"], counts.films_without_patient
     if without == total.films:
         return f"{total.films:,} films, patients unknown"
-    more = f" and {without:,} without a patient id" if without else ""
-    return f"{total.films - without:,} films of {total.patients - without:,} patients{more}"
+    suffix = f" and {without:,} without a patient id" if without else ""
+    return f"{total.films - without:,} films of {total.patients - without:,} patients{suffix}"

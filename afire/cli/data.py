@@ -79,12 +79,12 @@ def _show(audit: Audit) -> None:
         screen.print(findings)
     shortcuts = sorted(audit.shortcuts, key=lambda shortcut: -shortcut.auc)
     notable = [shortcut for shortcut in shortcuts if shortcut.level]
-    shown = notable[:_SHORTCUTS_SHOWN] or shortcuts[:3]
-    if not shown:
+    shortcuts_shown = notable[:_SHORTCUTS_SHOWN] or shortcuts[:3]
+    if not shortcuts_shown:
         return
     table = Table("label", "guessed from", "AUC train", "AUC", "95 % interval", "judged on", title_justify="left")
     table.title = "Without looking at the picture"
-    for shortcut in shown:
+    for shortcut in shortcuts_shown:
         style = _LEVEL_STYLE[shortcut.level] if shortcut.level else "dim"
         direction = f" ({shortcut.direction})" if shortcut.direction else ""
         table.add_row(
@@ -96,8 +96,8 @@ def _show(audit: Audit) -> None:
             shortcut.judged,
         )
     screen.print(table)
-    if len(notable) > len(shown):
-        screen.print(f"and {len(notable) - len(shown)} more in audit.json", style="dim")
+    if len(notable) > len(shortcuts_shown):
+        screen.print(f"and {len(notable) - len(shortcuts_shown)} more in audit.json", style="dim")
 
 
 def split(
@@ -154,8 +154,8 @@ def split(
         raise UserError("--folds and --test exclude each other: every fold brings its own test subset.")
     if folds and development:
         raise UserError("--folds and --development exclude each other: folds go over all films.")
-    given = {"train": train_list, "val": val_list, "test": test_list}
-    lists = {name: path for name, path in given.items() if path is not None}
+    options = {"train": train_list, "val": val_list, "test": test_list}
+    lists = {name: path for name, path in options.items() if path is not None}
     if lists and not {"train", "test"} <= lists.keys():
         raise UserError("lists of films come in pairs at least: give --train-list and --test-list.")
     if lists and (folds or development or test is not None):
@@ -179,14 +179,14 @@ def split(
         for name, base in bases.items()
         for percent in percents
     }
-    for path, drawn in splits.items():
-        check_same_split(drawn, path)  # of all, before the first is written
+    for path, film_split in splits.items():
+        check_same_split(film_split, path)  # of all, before the first is written
     table = Table("file", "train", "val", "test", "patients", "hash")
-    for path, drawn in splits.items():
-        write_split(drawn, path)
-        films = [f"{drawn.films[name]:,}" for name in SPLITS]
-        patients = " + ".join(f"{len(drawn.patients[name]):,}" for name in SPLITS)
-        table.add_row(str(path), *films, patients, drawn.hash[:12])
+    for path, film_split in splits.items():
+        write_split(film_split, path)
+        films = [f"{film_split.films[name]:,}" for name in SPLITS]
+        patients = " + ".join(f"{len(film_split.patients[name]):,}" for name in SPLITS)
+        table.add_row(str(path), *films, patients, film_split.hash[:12])
     if not quiet:
         console().print(table)
 
@@ -231,8 +231,8 @@ def join(
         raise UserError(f"{len(data)} --data need {len(data)} --split in the same order, not {len(split)}.")
     manifests = {path.stem: read_manifest(path) for path in data}
     if split:
-        chosen = zip(manifests.items(), split, strict=True)
-        manifests = {name: listed_as(manifest, read_split(file)) for (name, manifest), file in chosen}
+        pairs = zip(manifests.items(), split, strict=True)
+        manifests = {name: listed_as(manifest, read_split(file)) for (name, manifest), file in pairs}
     joined = join_manifests(manifests)
     write_manifest(joined, out)
     if quiet:
@@ -281,7 +281,7 @@ def pack(
     from afire.data.shards import ShardedPack, begun_shards, pack_sharded
     from afire.errors import UserError
 
-    count, one = shards_asked(shards, shard, finish)
+    count, single = shards_asked(shards, shard, finish)
     where = Where(engine, address, workers)
     settings = PackSettings(size, bits, fit, voi)
     count = count or begun_shards(out) if finish else count
@@ -291,17 +291,17 @@ def pack(
         summary = pack_films(open_manifest(data, root), out, settings, on_error, workers)
     else:
         job = ShardedPack(open_manifest(data, root), out, settings, count, on_error, workers, tuple(disks or ()))
-        if one is not None:
-            packed = job.pack([one], where)
+        if single is not None:
+            packed = job.pack([single], where)
             if not quiet:
-                print_line(f"shard {one}: {f'{packed:,} films packed' if packed else 'nothing to do'}: {out}")
+                print_line(f"shard {single}: {f'{packed:,} films packed' if packed else 'nothing to do'}: {out}")
             return
         summary = job.finish() if finish else pack_sharded(job, where)
     if not quiet:
         skipped = f", {len(summary.skipped)} skipped (named in pack.json)" if summary.skipped else ""
         pieces = f" in {summary.shards} shards" if summary.shards is not None else ""
-        said = f"packed {summary.films:,} films of {size} px{pieces}{skipped}: {out}, hash {summary.hash[:12]}"
-        console().print(said)
+        message = f"packed {summary.films:,} films of {size} px{pieces}{skipped}: {out}, hash {summary.hash[:12]}"
+        console().print(message)
 
 
 app = typer.Typer(no_args_is_help=True, help="Build, join, check, split and pack a dataset, or draw the phantom.")

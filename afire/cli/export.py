@@ -1,6 +1,6 @@
 """Weights for others. ``afire export``: a bundle that explains and checks itself, or the format of another library.
-``afire verify``: is a bundle whole, and are its outputs here those of where it was exported? ``afire push``: a bundle
-to the Hugging Face hub, or into this machine's cache of it.
+``afire verify``: is a bundle complete, and are its outputs the same here as where it was exported? ``afire push``: a
+bundle to the Hugging Face hub, or into this machine's cache of it.
 """
 
 from __future__ import annotations
@@ -62,28 +62,30 @@ def export(
             inside = ", ".join([*bundle.components, *(["detector"] if bundle.detector else [])])
             print_line(f"{out}: {inside}; hash {bundle.hash[:16]}")
         return
-    from afire.cli.options import asked_config
+    from afire.cli.settings import config_from_options
     from afire.export.facts import find_detector
     from afire.export.formats import FORMATS
     from afire.export.write import convert
     from afire.weights import open_weights
 
-    opened = open_weights(weights, asked_config(preset, config_file, overrides, weights=weights), network=network)
+    opened = open_weights(
+        weights, config_from_options(preset, config_file, overrides, weights=weights), network=network
+    )
     with_detector = detector is not None or not opened.holds_vit or (form == "onnx" and preprocess != "none")
     fitted = find_detector(opened, detector) if with_detector else None
-    done = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)
+    conversion = convert(opened, out, FORMATS[form], detector=fitted, preprocess=preprocess, force=force)
     if not quiet:
-        for line in _lines(done, FORMATS[form].backend):
+        for line in _lines(conversion, FORMATS[form].backend):
             print_line(line)
-        print_line(f"{out}: {', '.join(done.files)}")
+        print_line(f"{out}: {', '.join(conversion.files)}")
 
 
-def _lines(done: Conversion, backend: str) -> list[str]:
-    if done.note:
-        return [done.note]
+def _lines(conversion: Conversion, backend: str) -> list[str]:
+    if conversion.note:
+        return [conversion.note]
     return [
         f"{difference.output} of {backend}: largest difference {difference.largest:.1e}, allowed {difference.bound:.1e}"
-        for difference in done.differences
+        for difference in conversion.differences
     ]
 
 
@@ -169,8 +171,8 @@ def push(
     if opened.about.get("licence") == UNSPECIFIED:
         logging.getLogger("afire").warning("the card says no licence; export again with --licence to say one")
     if cache:
-        where = str(hub.install(bundle, name, opened.hash))
+        address = str(hub.install(bundle, name, opened.hash))
     else:
-        where = hub.push(bundle, name, private=not public, message=message)
+        address = hub.push(bundle, name, private=not public, message=message)
     if not quiet:
-        print_line(f"{name}: {where}")
+        print_line(f"{name}: {address}")

@@ -63,7 +63,7 @@ def tsne(
     data: Data,
     out: Out,
     labels: Labels = None,
-    part: Part = "test",
+    subset: Part = "test",
     films: Films = 1000,
     classes: Annotated[int, typer.Option(help="Commonest combinations of labels to show.", min=2, max=14)] = 7,
     perplexity: Perplexity = 30,
@@ -85,19 +85,20 @@ def tsne(
     Example: [cyan]afire figure tsne --weights K64=runs/k64 --weights K256=runs/k256 --weights random --data PACK
     --out figures/tsne[/cyan]
     """
-    from afire.cli.options import asked_config, parse_labels
+    from afire.cli.options import parse_labels
+    from afire.cli.settings import config_from_options
     from afire.report.figures.maps import draw_tsne
 
     files = draw_tsne(
         out,
         parse_named(weights),
-        _source(data, root, split, part, films, seed),
+        _source(data, root, split, subset, films, seed),
         labels=parse_labels(labels),
         classes=classes,
         perplexity=perplexity,
         neighbours=_numbers(neighbours, "--neighbours"),
         network=network,
-        config=asked_config(preset, config_file, overrides, data),
+        config=config_from_options(preset, config_file, overrides, data),
         device=device,
         force=force,
     )
@@ -109,7 +110,7 @@ def landmarks(
     weights: NamedWeights,
     data: Data,
     out: Out,
-    part: Part = "test",
+    subset: Part = "test",
     films: Films = 200,
     perplexity: Perplexity = 30,
     neighbours: Neighbours = "5,10,20",
@@ -130,17 +131,17 @@ def landmarks(
     Example: [cyan]afire figure landmarks --weights AFiRe=runs/nih --weights random --data PACK
     --out figures/landmarks[/cyan]
     """
-    from afire.cli.options import asked_config
+    from afire.cli.settings import config_from_options
     from afire.report.figures.maps import draw_landmarks
 
     files = draw_landmarks(
         out,
         parse_named(weights),
-        _source(data, root, split, part, films, seed),
+        _source(data, root, split, subset, films, seed),
         perplexity=perplexity,
         neighbours=_numbers(neighbours, "--neighbours"),
         network=network,
-        config=asked_config(preset, config_file, overrides, data),
+        config=config_from_options(preset, config_file, overrides, data),
         device=device,
         force=force,
     )
@@ -163,7 +164,7 @@ def gradcam(
     block: Annotated[
         int | None, typer.Option(help="Tokens after so many blocks; default: after the last norm.", min=1)
     ] = None,
-    part: Part = "test",
+    subset: Part = "test",
     root: Root = None,
     split: SplitFile = None,
     seed: Seed = 0,
@@ -178,7 +179,7 @@ def gradcam(
     """
     from afire.report.figures.classifiers import draw_gradcam
 
-    source = _source(data, root, split, part, 1, seed)
+    source = _source(data, root, split, subset, 1, seed)
     files = draw_gradcam(out, parse_named(weights), source, show=show, block=block, device=device, force=force)
     _show(files, quiet)
 
@@ -189,7 +190,7 @@ def restorations(
     data: Data,
     out: Out,
     show: Show = 3,
-    part: Part = "test",
+    subset: Part = "test",
     films: Films = 200,
     root: Root = None,
     split: SplitFile = None,
@@ -205,7 +206,7 @@ def restorations(
     """
     from afire.report.figures.pretrained import draw_restorations
 
-    source = _source(data, root, split, part, films, seed)
+    source = _source(data, root, split, subset, films, seed)
     _show(draw_restorations(out, weights, source, show=show, device=device, force=force), quiet)
 
 
@@ -264,7 +265,7 @@ def parse_named(values: list[str]) -> dict[str, str]:
     """``NAME=PATH`` or ``PATH`` (named by its last name), each name once."""
     from afire.errors import UserError
 
-    named: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for value in values:
         name, equals, path = value.partition("=")
         # A path may hold = itself; what exists, or has a slash before the =, is a path.
@@ -273,10 +274,10 @@ def parse_named(values: list[str]) -> dict[str, str]:
         name = name.strip()
         if not path:
             raise UserError(f"{value!r} names nothing; write NAME=PATH.")
-        if name in named:
+        if name in paths:
             raise UserError(f"two of them are called {name!r}; name them with NAME=PATH.")
-        named[name] = path
-    return named
+        paths[name] = path
+    return paths
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -295,14 +296,14 @@ def _source(
     data: Path,
     root: Path | None,
     split: Path | None,
-    part: Literal["test", "val", "train", "all"],
+    subset: Literal["test", "val", "train", "all"],
     films: int,
     seed: int,
 ) -> Source:
     from afire.data.splits import read_split
     from afire.report.figures.files import Source
 
-    return Source(data, root, read_split(split) if split is not None else None, part, films, seed)
+    return Source(data, root, read_split(split) if split is not None else None, subset, films, seed)
 
 
 def _show(files: FigureFiles, quiet: bool) -> None:

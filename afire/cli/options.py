@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
-    from afire.config import Config
+    pass
 
 
 EXAMPLE_STYLE = {"help_option_names": ["-h", "--help"]}
@@ -65,7 +63,7 @@ Voi = Literal["auto", "lut", "window", "none"]
 
 
 def is_first_process() -> bool:
-    """Whether this is the only process of a command, or the one of several that talks."""
+    """Whether this is the only process of a command, or the one of several that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -102,6 +100,7 @@ Labels = Annotated[
 Seeds = Annotated[str, typer.Option("--seeds", help="Seeds, by commas; {seed} in --weights is a run for each.")]
 Fractions = Annotated[str, typer.Option("--fraction", help="Percent of the training labels, separated by commas.")]
 Folds = Annotated[int, typer.Option("--folds", help="Grouped k-fold over all films instead of one split; 0 = off.")]
+Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be run.")]
 Name = Annotated[str | None, typer.Option("--name", help="What tables call this result.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a result that is already in --out.")]
 Network = Annotated[
@@ -157,49 +156,6 @@ def parse_labels(text: str | None) -> list[str] | None:
     if text is None:
         return None
     return [word.strip() for word in text.split(",") if word.strip()] or None
-
-
-def model_config(
-    preset: str | None,
-    file: Path | None,
-    overrides: list[str] | None,
-    weights: Mapping[str, Any] = MappingProxyType({}),
-) -> Config:
-    """The settings of networks and pre-training, as the options give them, on top of what ``weights`` say."""
-    from afire.cli.settings import PRETRAIN, sort_settings
-    from afire.settings import load_config
-
-    [own] = sort_settings(overrides, PRETRAIN)
-    return load_config(preset, file, own, weights)
-
-
-def asked_config(
-    preset: str | None,
-    file: Path | None,
-    overrides: list[str] | None,
-    data: Path | None = None,
-    weights: str | Path | None = None,
-) -> Config | None:
-    """The settings the user gave, completed by what a file of ``weights`` says, for films as ``data`` packs them.
-
-    None where nobody says any, as a run brings its own.
-    """
-    from afire.data.pack import config_for
-
-    said = _said_by(weights, data, preset)
-    if not (preset or file or overrides or said):
-        return None
-    config = model_config(preset, file, overrides, said)
-    return config_for(config, data) if data is not None else config
-
-
-def _said_by(weights: str | Path | None, data: Path | None, preset: str | None) -> Mapping[str, Any]:
-    """Nothing where each seed has weights of its own: those are opened one by one, and must be alike."""
-    if weights is None or "{seed}" in str(weights):
-        return {}
-    from afire.weights import said_by
-
-    return said_by(weights, data, preset)
 
 
 def fraction_folder(out: Path, fraction: float, several: bool) -> Path:

@@ -50,8 +50,7 @@ def config(
 
     Settings of a task: afire config --task finetune --recipe nih14 --out mine.yaml, then --recipe mine.yaml.
     """
-    from afire.cli.options import model_config
-    from afire.cli.settings import FINETUNE, SEGMENT, sort_settings
+    from afire.cli.settings import FINETUNE, SEGMENT, model_config, sort_settings
     from afire.errors import UserError
     from afire.files import write_text
     from afire.settings import to_yaml
@@ -64,8 +63,8 @@ def config(
     else:
         if preset is not None or method is not None:
             raise UserError("--preset and --method are for the model's settings; a task's start from --recipe.")
-        [own] = sort_settings(overrides, FINETUNE if task == "finetune" else SEGMENT)
-        text = to_yaml(load_task_config(task, recipe, config_file, own))
+        [settings] = sort_settings(overrides, FINETUNE if task == "finetune" else SEGMENT)
+        text = to_yaml(load_task_config(task, recipe, config_file, settings))
     if out is None:
         typer.echo(text, nl=False)
     else:
@@ -98,7 +97,7 @@ def _refuse_two_lengths(settings: Sequence[str]) -> None:
 
 
 def _given(
-    config: Config, data: Path, root: Path | None, split: Path | None, first: bool
+    config: Config, data: Path, root: Path | None, split: Path | None, is_first: bool
 ) -> tuple[Films, NDArray[np.int64], Split | None]:
     """The films of ``data``, which of them are used, and the split that says so."""
     import logging
@@ -110,14 +109,14 @@ def _given(
 
     logger = logging.getLogger("afire")
     films = open_films(data, root, config.image.size, config.image.fit, config.image.voi)
-    chosen = read_split(split) if split is not None else None
+    film_split = read_split(split) if split is not None else None
     choose = labelled_training_rows if method_type(config.method).learns_from_labels else normal_training_rows
-    rows, message = choose(films.manifest, chosen)
-    if first:
+    rows, message = choose(films.manifest, film_split)
+    if is_first:
         logger.info("%s from %s", message, data)
         if not is_pack(data):
             logger.info("these films are decoded again in every epoch; `afire data pack` does it once")
-    return films, rows, chosen
+    return films, rows, film_split
 
 
 def _drawn(config: Config, split: Path | None) -> tuple[Films, NDArray[np.int64], None]:
@@ -130,8 +129,8 @@ def _drawn(config: Config, split: Path | None) -> tuple[Films, NDArray[np.int64]
 
     count = method_type(config.method).own_films(config)
     if not count:
-        why = " while options.afire is above 0" if config.method == "phantom" else ""
-        raise UserError(f"the method {config.method} learns from films{why}; say which with --data.")
+        reason = " while options.afire is above 0" if config.method == "phantom" else ""
+        raise UserError(f"the method {config.method} learns from films{reason}; say which with --data.")
     if split is not None:
         raise UserError("--split chooses among the films of --data, and there are none; leave it out.")
     return NumberedFilms(count, config.image), np.arange(count), None
@@ -190,16 +189,16 @@ def pretrain(
 
     logger = logging.getLogger("afire")
     length = [f"training.minutes={minutes}"] if minutes is not None else []
-    asked = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else []), *length]
-    [settings] = sort_settings(asked, PRETRAIN)
+    arguments = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else []), *length]
+    [settings] = sort_settings(arguments, PRETRAIN)
     if minutes is not None:
         _refuse_two_lengths(settings)
-    said = said_by(init, data, preset) if init is not None else {}
-    config = load_config(preset, config_file, settings, said)
+    weights_settings = said_by(init, data, preset) if init is not None else {}
+    config = load_config(preset, config_file, settings, weights_settings)
     config = config if data is None else config_for(config, data)
     check_overrides(config.method, settings)
-    first = is_first_process()
-    films, rows, chosen_split = _drawn(config, split) if data is None else _given(config, data, root, split, first)
+    is_first = is_first_process()
+    films, rows, chosen_split = _drawn(config, split) if data is None else _given(config, data, root, split, is_first)
     if config.run.probe_epochs and data is None:
         raise UserError("the online probe (run.probe_epochs) needs films with labels; give them with --data.")
 
@@ -211,7 +210,7 @@ def pretrain(
             from afire.report.sheets import EpochPictures
 
             watching.append(EpochPictures(run.picture_epochs, settled.training.epochs))
-        if run.probe_epochs and first:
+        if run.probe_epochs and is_first:
             from afire.training.online import OnlineProbe
 
             watching.append(OnlineProbe(films, chosen_split, run.probe_epochs, run.probe_films, settled.seed))
@@ -230,7 +229,7 @@ def pretrain(
         device=device,
         observers=observers,
     )
-    if first:
+    if is_first:
         endings = {
             "finished": "finished",
             "stopped": "stopped by a signal; add --resume to go on",

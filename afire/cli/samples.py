@@ -1,4 +1,4 @@
-"""What afire draws itself: ``afire data phantom``, a dataset of nobody's films, and ``afire lesions``, its lesions."""
+"""What afire draws itself: ``afire data phantom``, a dataset without patients, and ``afire lesions``."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def _sheet(manifest: Manifest) -> Image.Image:
     from afire.report.sheets import contact_sheet
 
     kinds = [manifest.table["normal"], *(manifest.table[f"{LABEL_PREFIX}{name}"] for name in manifest.labels)]
-    chosen: list[int] = []
+    rows: list[int] = []
     for present in kinds:
-        chosen += [int(row) for row in np.flatnonzero(present == 1) if row not in chosen][:_SHEET_COLUMNS]
+        rows += [int(row) for row in np.flatnonzero(present == 1) if row not in rows][:_SHEET_COLUMNS]
     pictures, captions = [], []
-    for row in chosen:
+    for row in rows:
         with Image.open(manifest.path(row)) as picture:
             pictures.append(_with_boxes(picture.convert("RGB"), str(manifest.table["boxes"].iloc[row])))
         findings = [name for name in manifest.labels if manifest.table[f"{LABEL_PREFIX}{name}"].iloc[row] == 1]
@@ -148,7 +148,7 @@ def preview(
 
     Example: [cyan]afire lesions preview --data FILMS --out sheet.png --set lesions.haze=0.5[/cyan]
     """
-    from afire.cli.options import model_config
+    from afire.cli.settings import model_config
     from afire.data.pack import config_for, open_films
     from afire.errors import UserError
     from afire.lesions.synthesis import synthesize_keyed, token_labels
@@ -190,18 +190,18 @@ def _read(films: Films, rows: list[int], count: int) -> tuple[list[int], Tensor]
 
     from afire.errors import ImageError
 
-    read: dict[int, Tensor] = {}
+    images: dict[int, Tensor] = {}
     for row in rows:
         try:
-            read[row] = films[row]
+            images[row] = films[row]
         except ImageError as error:
             _log.warning("left out: %s", error)
-        if len(read) == count:
+        if len(images) == count:
             break
-    if not read:
+    if not images:
         raise ImageError(f"none of the {len(rows)} films could be read; see the reasons above.")
-    chosen = sorted(read)
-    return chosen, torch.stack([read[row] for row in chosen])
+    read_rows = sorted(images)
+    return read_rows, torch.stack([images[row] for row in read_rows])
 
 
 def _describe(config: LesionConfig) -> str:

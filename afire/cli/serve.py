@@ -89,10 +89,12 @@ def serve(
     key_password = secrecy.read_password(tls_key_password_file, KEY_PASSWORD)
     certificate = secrecy.certificate_of(tls_cert, tls_key, key_password)
     send_key_password = secrecy.read_password(send_key_password_file, SEND_KEY_PASSWORD)
-    shown = secrecy.certificate_of(send_cert, send_key, send_key_password, "--send") or certificate
-    credentials = secrecy.Credentials(send_user, secrecy.read_password(send_password_file, PASSWORD), send_ca, shown)
+    send_certificate = secrecy.certificate_of(send_cert, send_key, send_key_password, "--send") or certificate
+    credentials = secrecy.Credentials(
+        send_user, secrecy.read_password(send_password_file, PASSWORD), send_ca, send_certificate
+    )
     if destination.tls:
-        credentials.context()  # what is wrong with it is said before anything starts
+        credentials.context()  # a mistake in it is reported before anything starts
     if not insecure:
         secrecy.require_secure(bind, "--bind", is_tls=certificate is not None)
         secrecy.require_secure(destination.host, "--send", is_tls=destination.tls)

@@ -1,4 +1,4 @@
-"""``afire data stats``: what a manifest holds, and the tables that show it."""
+"""``afire data stats``: the contents of a manifest as tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHORT = {
     "Pneumothorax": "PneuX.", "Support Devices": "S.D.", "Effusion": "Effu.", "Infiltration": "Infi.",
     "Nodule": "Nodu.", "Emphysema": "Emph.", "Fibrosis": "Fibr.", "Pleural_Thickening": "P.T.", "Hernia": "Hern.",
 }  # fmt: skip
-_PIPED_WIDTH = 140  # nobody resizes a log file
+_PIPED_WIDTH = 140  # a log file cannot be resized
 
 
 def stats(
@@ -109,8 +109,8 @@ def label_table(statistics: Statistics) -> Table:
         shares = []
         for split in splits:
             counts = per_split[split]
-            known = counts.positive + counts.negative
-            share = f" ({counts.positive / known:.1%})" if known else ""
+            known_films = counts.positive + counts.negative
+            share = f" ({counts.positive / known_films:.1%})" if known_films else ""
             shares.append(_number(counts.positive) + share)
         total = per_split[splits[-1]]
         table.add_row(escape(label), *shares, _number(total.unknown), _number(total.patients))
@@ -140,10 +140,10 @@ def combination_tables(statistics: Statistics, screen: Console) -> list[tuple[st
     title = f"most frequent of {statistics.distinct_combinations:,} combinations of labels (unknown counts as 0)"
     tables = [(title, _combinations(statistics.combinations, labels, screen))]
     if statistics.merged:
-        kept = [label for label in labels if label not in statistics.merged_without]
+        other_labels = [label for label in labels if label not in statistics.merged_without]
         rows, merged = len(statistics.combinations), len(statistics.merged)
         title = f"the same {rows} rows merged without {', '.join(statistics.merged_without)}: {merged} categories"
-        tables.append((title, _combinations(statistics.merged, kept, screen)))
+        tables.append((title, _combinations(statistics.merged, other_labels, screen)))
     return tables
 
 

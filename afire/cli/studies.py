@@ -1,13 +1,11 @@
-"""Many runs, one table: ``afire compare`` of any results, ``afire ablate``, ``afire detect bench``, and ``afire
-reproduce`` of the paper.
+"""Many runs, one table: ``afire compare`` of any results, ``afire ablate``, and ``afire reproduce`` of the paper.
 
-Ablations, benches and reproductions are steps in processes of their own: killed and started again, they go on where
-they were.
+Ablations and reproductions are steps in processes of their own: killed and started again, they go on where they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -30,14 +28,13 @@ from afire.cli.options import (
 if TYPE_CHECKING:
     from afire.studies.ablation_grid import Row, Study, Trial
     from afire.studies.ablation_run import Workers
-    from afire.studies.detect_bench import Bench, Fit, LongFit
     from afire.studies.recorded import PlannedStep
     from afire.studies.reproduce_plan import Request
     from afire.studies.reproduce_sets import Target
     from afire.studies.steps import Outcome
     from afire.tasks.compare import Comparison
 
-Asked = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
+TargetOption = Literal["table1", "table2", "table3", "table4", "fig-tsne", "fig-cam", "fig-restore", "all"]
 
 
 def compare(
@@ -60,11 +57,11 @@ def compare(
     """
     from afire.tasks.compare import compare as compare_results
 
-    wanted = [word.strip() for word in metrics.split(",")] if metrics else None
-    comparisons = compare_results(results, metrics=wanted, allow_different_splits=allow_different_splits)
+    names = [word.strip() for word in metrics.split(",")] if metrics else None
+    comparisons = compare_results(results, metrics=names, allow_different_splits=allow_different_splits)
     if not quiet:
         for comparison in comparisons:
-            _show_comparison(comparison, wanted or comparison.metrics[:1], len(comparisons) > 1)
+            _show_comparison(comparison, names or comparison.metrics[:1], len(comparisons) > 1)
     if out is not None:
         _write_comparisons(comparisons, out)
         if not quiet:
@@ -72,7 +69,7 @@ def compare(
 
 
 def _show_comparison(comparison: Comparison, metrics: list[str], several: bool) -> None:
-    """All means; differences in ``metrics`` only, because all of them are many and stand in comparison.md."""
+    """All means; differences in ``metrics`` only, because there are many, and all of them are in comparison.md."""
     from rich.text import Text
 
     from afire.cli.options import console
@@ -96,9 +93,12 @@ def _write_comparisons(comparisons: list[Comparison], out: Path) -> None:
     for comparison in comparisons:
         if len(comparison.labels) > 1 and comparison.entries[0].result.per_label:
             stem = f"labels-{100 * comparison.fraction:g}pct" if len(comparisons) > 1 else "labels"
-            shown, names = [entry.result for entry in comparison.entries], [entry.name for entry in comparison.entries]
+            results, names = (
+                [entry.result for entry in comparison.entries],
+                [entry.name for entry in comparison.entries],
+            )
             with style():
-                save_figure(label_figure(shown, comparison.metrics[0], names), out / stem)
+                save_figure(label_figure(results, comparison.metrics[0], names), out / stem)
         if len(comparison.entries) > 2:
             stem = f"p-values-{100 * comparison.fraction:g}pct" if len(comparisons) > 1 else "p-values"
             with style():
@@ -144,17 +144,17 @@ def ablate(
     from afire.studies.ablation_run import plan_workers, run_trials
     from afire.studies.steps import log_steps
 
-    chosen = choose_rows(rows)
-    [own] = sort_settings(overrides, ABLATE)
+    selection = choose_rows(rows)
+    [settings] = sort_settings(overrides, ABLATE)
     study = open_study(
         data,
         out,
-        load_config(preset, config_file, own),
+        load_config(preset, config_file, settings),
         root=root,
         split=read_split(split) if split is not None else None,
         labels=parse_labels(labels),
     )
-    trials = plan_trials(study, chosen, parse_seeds(seeds))
+    trials = plan_trials(study, selection, parse_seeds(seeds))
     waiting = [trial for trial in trials if trial.result() is None]
     workers = plan_workers(jobs, threads, device, len(waiting))
     if plan:
@@ -162,9 +162,9 @@ def ablate(
         return
     with folder_lock(out, "the study in"):
         begin_study(study)
-        _say_start(len(chosen), trials, waiting, workers)
+        _say_start(len(selection), trials, waiting, workers)
         outcome = run_trials(study, waiting, workers, log_steps(len(trials), len(trials) - len(waiting)))
-        _write_table(study, chosen, trials, quiet)
+        _write_table(study, selection, trials, quiet)
     folders = {trial.name: trial.folder for trial in waiting}
     end(outcome, lambda name: folders[name] / LOG)
 
@@ -195,12 +195,12 @@ def _show_trials(trials: list[Trial], study: Study, workers: Workers) -> None:
     for trial in trials:
         about = "" if states[trial.key] == "finished" else format_seconds(estimates[trial.key])
         rows.append([trial.name, states[trial.key], ", ".join(trial.rows[1:]), about])
-    left = [estimates[trial.key] for trial in trials if states[trial.key] != "finished"]
+    remaining = [estimates[trial.key] for trial in trials if states[trial.key] != "finished"]
     screen = console()
     screen.print(table_of(["trial", Column("state", text=True), Column("also", text=True), "about"], rows).console())
-    hours = format_seconds(max(sum(left) / workers.jobs, max(left, default=0.0)))
+    hours = format_seconds(max(sum(remaining) / workers.jobs, max(remaining, default=0.0)))
     screen.print(
-        f"{len(trials)} trials, {len(left)} to run, {workers.jobs} side by side: about {hours}", highlight=False
+        f"{len(trials)} trials, {len(remaining)} to run, {workers.jobs} side by side: about {hours}", highlight=False
     )
 
 
@@ -218,118 +218,8 @@ def _write_table(study: Study, rows: list[Row], trials: list[Trial], quiet: bool
         print_line(page)
 
 
-def bench(
-    data: Annotated[
-        list[str], typer.Option("--data", help="A pack or a manifest, as PATH or NAME=PATH. Repeat for more sets.")
-    ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the bench; started again, it goes on there.")],
-    methods: Annotated[
-        str, typer.Option("--methods", help="all, or detectors separated by commas; see `afire detect fit --help`.")
-    ] = "all",
-    seeds: Seeds = "0,1,2",
-    budget: Annotated[
-        float, typer.Option("--budget", min=0.001, help="Counted TFLOP (1e12 operations) that each training may take.")
-    ] = 10.0,
-    length: Annotated[
-        Literal["equal", "published", "both"],
-        typer.Option(
-            help="equal: the budget for all; published: each for the epochs of its own paper; both: equal, and a "
-            "second column at published length where --most-hours allows it."
-        ),
-    ] = "equal",
-    most_hours: Annotated[
-        float, typer.Option("--most-hours", min=0, help="Core-hours that one fit at published length may take (both).")
-    ] = 10.0,
-    weights: Annotated[
-        str, typer.Option("--weights", help="What detectors that take weights start from; random: with --preset.")
-    ] = "random",
-    preset: Preset = "small",
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--with",
-            help="A setting of one method: nsa.train.batch_size=32. Repeat for more.",
-            metavar="METHOD.KEY=VALUE",
-        ),
-    ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Fits side by side, each on one core.")] = 1,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Fit and evaluate many detectors on many sets, at an equal budget, beside trivial ones. Can be killed and resumed.
-
-    Example: [cyan]afire detect bench --data packs/childcxr --data packs/nih --methods all --out bench[/cyan]
-
-    Nothing is chosen on test films: scores are the published ones, thresholds come from held-out normal films.
-    """
-    from afire.cli.options import parse_seeds
-    from afire.files import folder_lock
-    from afire.studies import detect_bench as study
-    from afire.studies.recorded import run_planned, step_path
-    from afire.studies.steps import log_steps
-
-    names = study.parse_methods(methods)
-    asked = study.Bench(
-        out=out,
-        sets=[study.open_set(text, out) for text in data],
-        methods=names,
-        seeds=parse_seeds(seeds),
-        tera_flops=budget,
-        length=length,
-        weights=weights,
-        preset=preset or "small",
-        settings=study.settings_by_method(overrides or (), names),
-        most_hours=most_hours,
-    )
-    fits = {(films.name, name): study.plan_fit(asked, films, name) for films in asked.sets for name in names}
-    machine = ("--device", device)
-    steps = study.plan_steps(asked, fits, machine)
-    if plan:
-        show_steps(steps, out)
-        if length == "both":
-            show_steps(study.plan_long_steps(asked, study.plan_long_fits(asked, fits), machine), out)
-        return
-
-    def run(steps: list[PlannedStep]) -> Outcome:
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} if jobs > 1 else {}
-        return run_planned(steps, out, log_steps(len(steps)), jobs=jobs, environment=threads)
-
-    with folder_lock(out, "the bench in"):
-        outcome = run(steps)
-        longer = study.plan_long_fits(asked, fits) if length == "both" else {}
-        if longer and not outcome.signal:
-            _write_bench(asked, fits, longer, quiet=True)
-            rest = run(study.plan_long_steps(asked, longer, machine))
-            outcome.failed.update(rest.failed)
-            outcome.signal = rest.signal
-        _write_bench(asked, fits, longer, quiet)
-    end(outcome, lambda name: step_path(out, name, "log"))
-
-
-def _write_bench(
-    asked: Bench,
-    fits: Mapping[tuple[str, str], Fit],
-    longer: Mapping[tuple[str, str], LongFit],
-    quiet: bool,
-) -> None:
-    from afire.cli.options import console
-    from afire.report.detect_bench import show_bench, write_bench
-    from afire.studies.detect_bench import facts
-    from afire.studies.detect_bench_table import collect
-
-    tables = collect(asked, fits, longer)
-    if not tables:
-        return
-    page = write_bench(asked.out, tables, facts(asked))
-    if not quiet:
-        show_bench(console(), tables)
-        print_line(page)
-
-
 def reproduce(
-    target: Annotated[Asked, typer.Argument(help="A table or a figure of the paper, or all of them.")],
+    target: Annotated[TargetOption, typer.Argument(help="A table or a figure of the paper, or all of them.")],
     on: Annotated[
         Literal["phantom", "childcxr", "nih", "chexpert", "siim", "shenzhen"],
         typer.Option("--on", help="The films to run it on; the phantom is drawn, the others must be downloaded."),
@@ -373,6 +263,7 @@ def reproduce(
     start with its name: --set finetune.training.epochs=3 (also segment, detect, ablate).
     """
     from afire.cli.options import parse_fractions, parse_seeds
+    from afire.cli.settings import sorted_settings
     from afire.files import folder_lock
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.reproduce_plan import Request, check_films
@@ -412,18 +303,7 @@ def reproduce(
     end(outcome, lambda name: step_path(out, name, "log"))
 
 
-def sorted_settings(overrides: list[str] | None) -> dict[str, list[str]]:
-    """Those of the pre-training, and by their names those of the commands that follow."""
-    from dataclasses import replace
-
-    from afire.cli.settings import ABLATE, DETECT, FINETUNE, PRETRAIN, SEGMENT, sort_settings
-
-    owners = [PRETRAIN, *(replace(owner, by_name=True) for owner in (FINETUNE, SEGMENT, DETECT, ABLATE))]
-    shares = sort_settings(overrides, *owners)
-    return {owner.command: share for owner, share in zip(owners, shares, strict=True)}
-
-
-def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:
+def _targets(target: TargetOption, on: str) -> tuple[tuple[Target, ...], dict[Target, str]]:
     from afire.errors import UserError
     from afire.studies.reproduce_plan import possible_targets
     from afire.studies.reproduce_sets import DATASETS, TARGETS
@@ -437,14 +317,14 @@ def _targets(target: Asked, on: str) -> tuple[tuple[Target, ...], dict[Target, s
 def show_steps(steps: list[PlannedStep], out: Path) -> None:
     from afire.studies.recorded import done_steps, step_hashes
 
-    done = done_steps(steps, out, step_hashes(steps, out))
+    finished = done_steps(steps, out, step_hashes(steps, out))
     for step in steps:
-        state = "  (done)" if step.name in done else ""
+        state = "  (done)" if step.name in finished else ""
         typer.echo(f"# {step.name}{state}\n{step.command}")
 
 
-def _write_reproduction(asked: Request, outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
-    """The page of everything in --out, also of earlier starts; on the terminal what was asked for now."""
+def _write_reproduction(current: Request, outcome: Outcome, reasons: dict[Target, str], quiet: bool) -> None:
+    """The page of everything in --out, also of earlier starts; on the terminal only the current targets."""
     from dataclasses import replace
 
     from afire.cli.options import console
@@ -453,12 +333,12 @@ def _write_reproduction(asked: Request, outcome: Outcome, reasons: dict[Target, 
     from afire.studies.reproduce_plan import plan as plan_steps
     from afire.studies.reproduce_plan import with_finished
 
-    request, seconds = with_finished(asked, asked.out)
+    request, seconds = with_finished(current, current.out)
     everything = replace(outcome, seconds={**seconds, **outcome.seconds})
     reports = collect(request, everything, reasons)
     commands = [step.command for step in plan_steps(request)]
     page = write_reproduction(request.out, reports, _reproduction_facts(request, everything), commands)
-    reports = [report for report in reports if report.target in (*asked.targets, *reasons)]
+    reports = [report for report in reports if report.target in (*current.targets, *reasons)]
     if not quiet:
         show_targets(console(), reports)
         print_line(page)

@@ -93,7 +93,8 @@ def probe(
 
     Example: [cyan]afire probe --weights runs/nih --data packs/childcxr --labels abnormal --out results/nih[/cyan]
     """
-    from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_labels, parse_seeds
+    from afire.cli.options import fraction_folder, parse_fractions, parse_labels, parse_seeds
+    from afire.cli.settings import config_from_options
     from afire.data.splits import read_split
     from afire.tasks.features import TRIVIAL, default_cache
     from afire.tasks.probe import ProbeTask, run_probe
@@ -116,7 +117,9 @@ def probe(
         seeds=parse_seeds(seeds),
         folds=folds,
         name=name,
-        config=asked_config(preset, config_file, overrides, data, None if weights in (*TRIVIAL, LITE0) else weights),
+        config=config_from_options(
+            preset, config_file, overrides, data, None if weights in (*TRIVIAL, LITE0) else weights
+        ),
         cache=None if no_cache else cache or default_cache(),
         device=device,
     )
@@ -158,9 +161,9 @@ def finetune(
     from afire.cli.settings import FINETUNE, NETWORK, sort_settings
     from afire.tasks.finetune import run_finetune
 
-    own, network_settings = sort_settings(overrides, FINETUNE, NETWORK)
-    chosen = parse_labels(labels)
-    config = task_settings("finetune", recipe, [*own, *([f"labels={json.dumps(chosen)}"] if chosen else [])])
+    own_settings, network_settings = sort_settings(overrides, FINETUNE, NETWORK)
+    names = parse_labels(labels)
+    config = task_settings("finetune", recipe, [*own_settings, *([f"labels={json.dumps(names)}"] if names else [])])
     experiment = experiment_of(
         weights=weights,
         data=data,
@@ -222,9 +225,9 @@ def segment(
     from afire.cli.settings import NETWORK, SEGMENT, sort_settings
     from afire.tasks.segment import run_segment
 
-    own, network_settings = sort_settings(overrides, SEGMENT, NETWORK)
+    own_settings, network_settings = sort_settings(overrides, SEGMENT, NETWORK)
     column = [f"masks.column={json.dumps(mask_column)}"] if mask_column else []
-    config = task_settings("segment", recipe, [*own, *column])
+    config = task_settings("segment", recipe, [*own_settings, *column])
     experiment = experiment_of(
         weights=weights,
         data=data,
@@ -292,7 +295,7 @@ def embed(
     """
     import logging
 
-    from afire.cli.options import asked_config
+    from afire.cli.settings import config_from_options
     from afire.cluster.shards import Where, all_shards, shards_asked
     from afire.errors import UserError
     from afire.tasks.feature_shards import EmbedTask, begun_features, embed_shards, finish_features
@@ -302,10 +305,10 @@ def embed(
     check_name(out)
     if out.exists() and not force:
         raise UserError(f"{out} already exists; add --force to replace it.")
-    count, one = shards_asked(shards, shard, finish)
+    count, single = shards_asked(shards, shard, finish)
     where = Where(engine, address, workers)
-    asked = asked_config(preset, config_file, overrides, data, weights)
-    task = EmbedTask(weights, data, out, root, pool, network, part, seed, asked, device)
+    config = config_from_options(preset, config_file, overrides, data, weights)
+    task = EmbedTask(weights, data, out, root, pool, network, part, seed, config, device)
     count = count or begun_features(task) if finish else count
     if count is None and (engine == "ray" or workers is not None):
         raise UserError("--engine ray and --workers are for features in shards; add --shards.")
@@ -316,11 +319,11 @@ def embed(
         shape = write_features(out, backbone, films, rows, pool, target)
     else:
         if not finish:
-            computed = embed_shards(task, [one] if one is not None else all_shards(count), where)
-        if one is not None:
+            computed = embed_shards(task, [single] if single is not None else all_shards(count), where)
+        if single is not None:
             if not quiet:
                 print_line(
-                    f"shard {one}: {f'{computed:,} films' if computed else 'nothing to do'}: {task.shards_folder}"
+                    f"shard {single}: {f'{computed:,} films' if computed else 'nothing to do'}: {task.shards_folder}"
                 )
             return
         shape = finish_features(task, count)
@@ -367,7 +370,8 @@ def experiment_of(
     device: str,
 ) -> Experiment:
     """An :class:`~afire.tasks.experiment.Experiment` from options as they were typed."""
-    from afire.cli.options import asked_config, fraction_folder, parse_fractions, parse_seeds
+    from afire.cli.options import fraction_folder, parse_fractions, parse_seeds
+    from afire.cli.settings import config_from_options
     from afire.data.splits import read_split
     from afire.tasks.experiment import Experiment
 
@@ -382,7 +386,7 @@ def experiment_of(
         split=read_split(split) if split is not None else None,
         folds=folds,
         name=name,
-        model=asked_config(preset, config_file, overrides, data, weights),
+        model=config_from_options(preset, config_file, overrides, data, weights),
         network=network,
         device=device,
         resume=resume,
@@ -413,10 +417,10 @@ def report_results(
     more_figures: Callable[[Path, Result, pd.DataFrame], list[Path]] | None = None,
 ) -> None:
     """Write each result with its figures and page as it comes, then show them; on the first process only."""
-    first = is_first_process()
-    shown: list[Result] = []
+    is_first = is_first_process()
+    written: list[Result] = []
     for fraction, result, predictions in results:
-        if not first:
+        if not is_first:
             continue
         from afire.report.task_figures import write_figures
         from afire.report.task_tables import write_page
@@ -426,18 +430,18 @@ def report_results(
         figures = write_figures(folder, result, predictions)
         figures += more_figures(folder, result, predictions) if more_figures else []
         write_page(folder, result, figures)
-        write_result(folder, result, predictions)  # last: a result that is there has all its files
-        shown.append(result)
-    if first and not quiet:
+        write_result(folder, result, predictions)  # last: a result that exists has all its files
+        written.append(result)
+    if is_first and not quiet:
         from afire.cli.options import console
         from afire.report.task_tables import show_results
 
-        show_results(console(), shown)
+        show_results(console(), written)
         print_line(out)
 
 
 def _quieten_other_processes() -> None:
-    """All processes of a run say the same; the first one is enough."""
+    """All processes of a run log the same; the first one is enough."""
     if not is_first_process():
         import logging
 

@@ -1,4 +1,4 @@
-"""AE-U: an autoencoder that also says how sure it is of every pixel.
+"""AE-U: an autoencoder that also predicts its uncertainty at every pixel.
 
 After the paper (Mao et al., "Abnormality Detection in Chest X-ray Images Using Uncertainty Prediction
 Autoencoders", MICCAI 2020). The decoder draws two pictures, the film and the log variance of its error. Edges of ribs
@@ -57,9 +57,9 @@ class AEUConfig(LearnedConfig):
     aeu: AEUSettings = Field(default_factory=AEUSettings)
 
 
-def uncertain_error(drawn: Tensor, log_variance: Tensor, images: Tensor) -> Tensor:
+def uncertain_error(drawing: Tensor, log_variance: Tensor, images: Tensor) -> Tensor:
     """Squared error of each pixel over its predicted variance (B, 1, s, s)."""
-    return torch.exp(-log_variance) * (images - drawn).square()
+    return torch.exp(-log_variance) * (images - drawing).square()
 
 
 class UncertainAutoencoder(FilmLearner):
@@ -80,27 +80,27 @@ class UncertainAutoencoder(FilmLearner):
         initialise_conv(self, torch.Generator().manual_seed(config.seed))
 
     def forward(self, views: Views) -> Outputs:
-        drawn, log_variance = self.draw(views["images"])
-        return {"drawn": drawn, "log_variance": log_variance, "images": views["images"]}
+        drawing, log_variance = self.draw(views["images"])
+        return {"drawn": drawing, "log_variance": log_variance, "images": views["images"]}
 
     def draw(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The film and the log variance of its error, each (B, 1, s, s)."""
         code = self.squeeze(self.encoder(images).flatten(1))
-        drawn, log_variance = self.decoder(self.expand(code).view(-1, *self.shape)).chunk(2, dim=1)
-        return drawn, log_variance.clamp(-_LIMIT, _LIMIT)
+        drawing, log_variance = self.decoder(self.expand(code).view(-1, *self.shape)).chunk(2, dim=1)
+        return drawing, log_variance.clamp(-_LIMIT, _LIMIT)
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         """-log of the Gaussian likelihood of every pixel, but for constants."""
         with full_precision(outputs["drawn"]):
-            drawn, log_variance = (at_least_float32(outputs[name]) for name in ("drawn", "log_variance"))
-            error = uncertain_error(drawn, log_variance, outputs["images"]).mean()
+            drawing, log_variance = (at_least_float32(outputs[name]) for name in ("drawn", "log_variance"))
+            error = uncertain_error(drawing, log_variance, outputs["images"]).mean()
             spread = log_variance.mean()
         error, spread = distributed.with_global_value(error), distributed.with_global_value(spread)
         return Losses({"error": error, "log_variance": spread}, error + spread)
 
 
 class AEU(LearnedDetector):
-    """An autoencoder that knows its own uncertainty."""
+    """An autoencoder that predicts its own uncertainty."""
 
     method = "aeu"
     Settings = AEUConfig
@@ -114,9 +114,9 @@ class AEU(LearnedDetector):
     model: UncertainAutoencoder
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        seen = self.model.seen(images)
-        drawn, log_variance = self.model.draw(seen)
-        errors = uncertain_error(drawn, log_variance, seen)
-        plain = (drawn - seen).square()
+        inputs = self.model.as_inputs(images)
+        drawing, log_variance = self.model.draw(inputs)
+        errors = uncertain_error(drawing, log_variance, inputs)
+        plain = (drawing - inputs).square()
         scores = {SCORE: errors.mean(dim=(1, 2, 3)), "error": plain.mean(dim=(1, 2, 3))}
-        return Examined(scores, by_place(errors, self.grid), restored_films(drawn, images) if restore else None)
+        return Examined(scores, by_place(errors, self.grid), restored_films(drawing, images) if restore else None)

@@ -1,9 +1,9 @@
 """AnatPaste: a classifier that tells films from films with a piece of themselves blended into their lungs.
 
 After the paper (Sato et al., "Anatomy-aware self-supervised learning for anomaly detection in chest
-radiographs", iScience 2023). As CutPaste, but an anatomist says where: the lungs are found by a threshold, and a patch
+radiographs", iScience 2023). Like CutPaste, but placed by anatomy: the lungs are found by a threshold, and a patch
 of the film is pasted around a point in them, half transparent, fading at its edge and at that of the lungs, as an
-opacity would. The network learns two classes; a Gaussian is laid on what it makes of normal films, and a film's score
+opacity would. The network learns two classes; a Gaussian is fitted to its features of normal films, and a film's score
 is its distance from it.
 
 Ours: what :mod:`afire.detect.cutpaste` says of network, optimiser, epochs and heatmap; patches are ovals cut around a
@@ -69,21 +69,21 @@ class AnatPasteClassifier(PasteClassifier):
         """Films that drew the same size are pasted to together."""
         assert isinstance(self.options, AnatPasteSettings)
         options, pasted = self.options, films_B1ss.clone()
-        drawn = below(keyed(keys.seed ^ _SIZES, keys.epoch, keys.rows, 1, 1)[:, 0, 0, 0], len(options.sizes))
-        for number in torch.unique(drawn).tolist():
-            some = (drawn == number).nonzero()[:, 0]
+        size_numbers = below(keyed(keys.seed ^ _SIZES, keys.epoch, keys.rows, 1, 1)[:, 0, 0, 0], len(options.sizes))
+        for number in torch.unique(size_numbers).tolist():
+            rows = (size_numbers == number).nonzero()[:, 0]
             config = LesionConfig(
                 kind="anatpaste",
                 paste_size=options.sizes[number],
                 amplitude_min=options.opacity_min,
                 amplitude_max=options.opacity_max,
             )
-            here = some.to(films_B1ss.device)
-            pasted[here] = synthesize_keyed(
-                films_B1ss[here],
+            places = rows.to(films_B1ss.device)
+            pasted[places] = synthesize_keyed(
+                films_B1ss[places],
                 seed=keys.seed,
                 epoch=keys.epoch,
-                indices=keys.rows[some],
+                indices=keys.rows[rows],
                 config=config,
                 check_values=False,
             )[0]
@@ -91,7 +91,7 @@ class AnatPasteClassifier(PasteClassifier):
 
 
 class AnatPaste(OneClassDetector):
-    """A classifier of films with patches in their lungs, and a Gaussian of what it makes of normal ones."""
+    """A classifier of films with patches in their lungs, and a Gaussian of its features of normal ones."""
 
     method = "anatpaste"
     Settings = AnatPasteConfig

@@ -1,7 +1,7 @@
 """What normal films look like, place by place, kept beside a detector for people to compare a film with.
 
 The mean film is an average over many patients and shows none of them. Patches are pieces of single films, the pixels of
-patients: they are kept only where a fit was asked for them, and a bundle leaves them behind.
+patients: they are kept only if a setting of the fit asks for it, and a bundle leaves them out.
 
 Shapes: N normal films of S x S pixels, G x G places, K patches of P x P pixels at each place.
 """
@@ -43,7 +43,7 @@ class NormalAtlas:
         self.films, self.mean, self.places, self.patches = films, mean, places, patches
 
     def without_patches(self) -> NormalAtlas:
-        """What may be given away: the average alone."""
+        """The average alone, which may be shared."""
         return NormalAtlas(self.films, self.mean, self.places)
 
     @property
@@ -52,14 +52,15 @@ class NormalAtlas:
         return self.places * PATCH // 2
 
     def closest(self, film_SS: NDArray[np.float32], count: int) -> NDArray[np.int64]:
-        """Of a square film in [0, 1], which of the kept patches are most like it at each place, closest first:
-        (G, G, count).
+        """Numbers (G, G, count) of the patches most like a square film in [0, 1] at each place, closest first.
 
-        By the mean squared difference of grey values, as people would lay one piece over another.
+        By the mean squared difference of grey values.
         """
-        here = cut_patches(torch.from_numpy(film_SS)[None, None], self.places)[0].flatten(2).numpy().astype(np.float32)
-        kept, lengths = self._flat_patches  # of |kept - here|^2, |here|^2 is the same for all
-        distances = lengths - 2 * np.matmul(kept, here[..., None])[..., 0]
+        windows = (
+            cut_patches(torch.from_numpy(film_SS)[None, None], self.places)[0].flatten(2).numpy().astype(np.float32)
+        )
+        patches, lengths = self._flat_patches  # of |patch - window|^2, |window|^2 is the same for all
+        distances = lengths - 2 * np.matmul(patches, windows[..., None])[..., 0]
         return np.argsort(distances, axis=2, kind="stable")[:, :, :count]
 
     @cached_property
@@ -78,7 +79,7 @@ class NormalAtlas:
 
     @classmethod
     def load(cls, folder: Path) -> NormalAtlas | None:
-        """What a detector's folder holds of it; detectors of the version before hold nothing."""
+        """The atlas in a detector's folder; None for detectors of the version before."""
         if not (folder / MEAN_FILE).is_file():
             return None
         try:
@@ -94,23 +95,23 @@ class NormalAtlas:
 def make_atlas(films: Films, rows: Rows, positions: int, patches: int = 0) -> NormalAtlas | None:
     """From the normal films ``rows`` and the number of a detector's positions along a side.
 
-    None where the films are of too few patients for an average that shows none of them, unless ``patches`` are asked.
+    None where there are too few patients for an average that shows none of them, unless ``patches`` are to be kept.
     """
     patients = films.manifest.table["patient"].iloc[rows]
     if patients.nunique() < FEWEST_PATIENTS and not patches:
         return None
     places = min(max(positions, 2), _MOST_PLACES)
-    chosen = rows[:: max(1, -(-len(rows) // _MOST_FILMS))]
-    candidates = set(_one_each(chosen, films.manifest.table["patient"].to_numpy())[:_MOST_CANDIDATES].tolist())
+    sample = rows[:: max(1, -(-len(rows) // _MOST_FILMS))]
+    candidates = set(_one_each(sample, films.manifest.table["patient"].to_numpy())[:_MOST_CANDIDATES].tolist())
     total, windows = torch.zeros(films.size, films.size, dtype=torch.float64), []
-    for batch, images in _batches(films, chosen):
+    for batch, images in _batches(films, sample):
         total += images[:, 0].double().sum(dim=0)
         if patches:
-            wanted = [place for place, row in enumerate(batch.tolist()) if row in candidates]
-            windows.append(cut_patches(images[wanted], places))
-    mean = _bytes(total / len(chosen))
-    kept = pick_typical(torch.cat(windows), patches).numpy() if patches else None
-    return NormalAtlas(len(chosen), mean, places, kept)
+            numbers = [place for place, row in enumerate(batch.tolist()) if row in candidates]
+            windows.append(cut_patches(images[numbers], places))
+    mean = _bytes(total / len(sample))
+    typical = pick_typical(torch.cat(windows), patches).numpy() if patches else None
+    return NormalAtlas(len(sample), mean, places, typical)
 
 
 def cut_patches(images_B1SS: Tensor, places: int) -> Tensor:
@@ -127,36 +128,36 @@ def cut_patches(images_B1SS: Tensor, places: int) -> Tensor:
 def pick_typical(windows_NGGPP: Tensor, count: int) -> Tensor:
     """For each place ``count`` patches that show its range: (G, G, K, P, P), the most typical one first.
 
-    Of the half that is closest to the mean patch, so that nothing odd is called normal, each next one is the one least
-    like those before it.
+    They come from the half that is closest to the mean patch, so that nothing odd is called normal; each next one is
+    the least like those before it.
     """
     films, places = windows_NGGPP.shape[0], windows_NGGPP.shape[1]
     picked = torch.empty((places, places, min(count, films), PATCH, PATCH), dtype=torch.uint8)
     for row in range(places):
         for column in range(places):
-            here = windows_NGGPP[:, row, column].flatten(1).float()
-            from_mean = (here - here.mean(dim=0)).square().sum(dim=1)
+            windows = windows_NGGPP[:, row, column].flatten(1).float()
+            from_mean = (windows - windows.mean(dim=0)).square().sum(dim=1)
             usual = from_mean.argsort()[: max(picked.shape[2], films // 2)]
-            chosen = _spread(here[usual], picked.shape[2])
-            picked[row, column] = windows_NGGPP[usual[chosen], row, column]
+            indices = _spread(windows[usual], picked.shape[2])
+            picked[row, column] = windows_NGGPP[usual[indices], row, column]
     return picked
 
 
 def _spread(patches_ND: Tensor, count: int) -> Tensor:
     """Places of the first patch and of those farthest from all before them."""
     distances = torch.cdist(patches_ND, patches_ND)
-    chosen = [0]
-    while len(chosen) < count:
-        nearest = distances[:, chosen].amin(dim=1)
-        nearest[chosen] = -1
-        chosen.append(int(nearest.argmax()))
-    return torch.tensor(chosen)
+    indices = [0]
+    while len(indices) < count:
+        nearest = distances[:, indices].amin(dim=1)
+        nearest[indices] = -1
+        indices.append(int(nearest.argmax()))
+    return torch.tensor(indices)
 
 
 def _one_each(rows: Rows, patients: NDArray[np.object_]) -> Rows:
     """The first film of every patient."""
-    _, first = np.unique(patients[rows].astype(str), return_index=True)
-    return rows[np.sort(first)]
+    _, indices = np.unique(patients[rows].astype(str), return_index=True)
+    return rows[np.sort(indices)]
 
 
 def _batches(films: Films, rows: Rows) -> Iterator[tuple[Rows, Tensor]]:

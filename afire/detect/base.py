@@ -1,4 +1,4 @@
-"""What every detector is: fitted on normal films, it gives films scores, p-values and heatmaps, and knows its domain.
+"""What every detector is: fitted on normal films, it gives films scores, p-values and heatmaps, and has a domain.
 
 A detector of another kind is one file: a subclass of :class:`AnomalyDetector` with its settings, and a line in
 ``afire.detect.DETECTORS``. Choice, calibration, domain check, evaluation, runs, report and export are the same for all.
@@ -86,7 +86,7 @@ class FitTask:
     films: Films
     out: Path
     pretrained: Weights | None = None
-    run: Path | None = None  # folder of the pre-training run, which knows what films it has seen
+    run: Path | None = None  # folder of the pre-training run, with the record of its films
     init: str | Path | None = None
     split: Split | None = None
     source: str = ""
@@ -97,7 +97,7 @@ class FitTask:
 
 
 class NormalFilms:
-    """The normal films that fit a detector, in batches (b, 1, S, S), as often as it wants to see them."""
+    """The normal films that fit a detector, in batches (b, 1, S, S), for any number of passes."""
 
     def __init__(self, films: Films, rows: Rows) -> None:
         self._films, self.rows = films, rows
@@ -106,11 +106,11 @@ class NormalFilms:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batches(self, what: str, most: int | None = None) -> Iterator[Tensor]:
-        """A pass over the films, called ``what`` on the screen; with ``most``, over about that many, evenly spaced."""
-        rows = self.rows if most is None else self.rows[:: max(1, len(self.rows) // most)]
+    def batches(self, description: str, limit: int | None = None) -> Iterator[Tensor]:
+        """A pass over the films, shown as ``description``; with ``limit``, over about that many, evenly spaced."""
+        rows = self.rows if limit is None else self.rows[:: max(1, len(self.rows) // limit)]
         ranks = []
-        for images in film_batches(self._films, rows, what):
+        for images in film_batches(self._films, rows, description):
             yield images
             if self._ranks is None:
                 ranks.append(rank_pictures(images))
@@ -118,7 +118,7 @@ class NormalFilms:
             self._ranks = torch.cat(ranks)
 
     def rank_pictures(self) -> Tensor:
-        """(N, P) for the domain check, kept from the first whole pass: reading films may take longer than looking."""
+        """(N, P) for the domain check, kept from the first whole pass: reading films may be slower than scoring."""
         if self._ranks is None:
             for _ in self.batches("what films look like"):
                 pass
@@ -126,9 +126,9 @@ class NormalFilms:
         return self._ranks
 
 
-def film_batches(films: Films, rows: Rows, what: str) -> Iterator[Tensor]:
+def film_batches(films: Films, rows: Rows, description: str) -> Iterator[Tensor]:
     """Films (b, 1, S, S) of ``rows`` in order, with a line of progress."""
-    with progress(what, len(rows), "films") as bar:
+    with progress(description, len(rows), "films") as bar:
         for start in range(0, len(rows), BATCH):
             batch = rows[start : start + BATCH]
             yield films.batch(batch)
@@ -151,8 +151,8 @@ class HeatScale:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a detector says about a batch. Larger scores are more abnormal."""
+class ScoredBatch:
+    """A detector's results for a batch. Larger scores are more abnormal."""
 
     score: Floats  # (B,)
     scores: dict[str, Floats]  # the scores behind it, or all of them
@@ -162,7 +162,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Look:
-    """The same as tensors, before the scores are joined: what a kind of detector has to give."""
+    """The same as tensors, before the scores are joined: what a kind of detector returns."""
 
     scores: dict[str, Tensor]  # (B,) each
     heat: Tensor  # (B, L)
@@ -190,23 +190,23 @@ class AnomalyDetector(nn.Module, ABC):
         self.model = model.eval().requires_grad_(False)
         self.config, self.grid, self.settings = config, grid, settings
         self.calibration, self.domain = Calibration(), Domain()
-        self.choice, self.scale = unchosen(next(iter(self.meanings))), HeatScale(0.0, 1.0)  # the fit tells better
+        self.choice, self.scale = unchosen(next(iter(self.meanings))), HeatScale(0.0, 1.0)  # replaced by the fit
         self.origin: dict[str, Any] = {}  # data, split, counts, environment: for tables and the model card
-        self.atlas: NormalAtlas | None = None  # for people; no score looks at it
+        self.atlas: NormalAtlas | None = None  # for people; no score uses it
 
     @classmethod
     @abstractmethod
     def build(cls, config: Config, settings: DetectorConfig) -> Self:
-        """One of the given settings, whose tensors are about to be loaded."""
+        """A detector with these settings, whose tensors are about to be loaded."""
 
     @classmethod
     @abstractmethod
     def start(cls, task: FitTask, subsets: Subsets) -> Self:
-        """One with its networks, on the device; where they are trained first, on the films of ``subsets.fit``."""
+        """A detector with its networks, on the device, trained on the films of ``subsets.fit`` if it needs training."""
 
     @classmethod
     def length(cls, pretrained: bool) -> str | None:
-        """The setting that says how many epochs it trains, from ``pretrained`` networks or not; None: it does not."""
+        """The setting for the number of epochs, from ``pretrained`` networks or not; None: it does not train."""
         return None
 
     @classmethod
@@ -253,11 +253,11 @@ class AnomalyDetector(nn.Module, ABC):
         return tensor_hash(self.model.state_dict())
 
     @torch.inference_mode()
-    def score(self, images: Tensor, *, all_scores: bool = False, restore: bool = True) -> Found:
+    def score(self, images: Tensor, *, all_scores: bool = False, restore: bool = True) -> ScoredBatch:
         """Films (B, 1, S, S) in [0, 1] at the detector's size -> scores, heatmaps and restored films."""
         look = self.look(self.prepared(images), None if all_scores else self.choice.names, restore)
         scores = {name: values.cpu().double().numpy() for name, values in look.scores.items()}
-        return Found(
+        return ScoredBatch(
             score=self.choice(scores),
             scores=scores,
             heat=look.heat.view(len(images), *self.grid).float().cpu().numpy(),
@@ -269,8 +269,8 @@ class AnomalyDetector(nn.Module, ABC):
         look = self.look(images, self.choice.names, restore=False)
         components = self.choice.components
         total = sum(c.weight for c in components)
-        parts = [(look.scores[c.name].double() - c.centre) / c.spread * (c.weight / total) for c in components]
-        score = torch.stack(parts).sum(dim=0)
+        terms = [(look.scores[c.name].double() - c.centre) / c.spread * (c.weight / total) for c in components]
+        score = torch.stack(terms).sum(dim=0)
         return score.float(), self.calibration(score).float(), look.heat.view(-1, *self.grid).float()
 
     def cost(self) -> int:
@@ -296,8 +296,8 @@ class AnomalyDetector(nn.Module, ABC):
         write_text(folder / CONFIG, to_yaml(self.config))
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         networks = {name.removeprefix(_NETWORKS): state[name] for name in state if name.startswith(_NETWORKS)}
-        others = {name: tensor for name, tensor in state.items() if not name.startswith(_NETWORKS)}
-        for file, tensors in ((MODEL, networks), (TENSORS, others)):
+        buffers = {name: tensor for name, tensor in state.items() if not name.startswith(_NETWORKS)}
+        for file, tensors in ((MODEL, networks), (TENSORS, buffers)):
             write_atomic(folder / file, partial(save_file, tensors))
         if self.atlas is not None:
             self.atlas.save(folder)
@@ -327,7 +327,7 @@ def load_detector(folder: Path | str) -> AnomalyDetector:
     try:
         if about["format"] == 1:
             about, tensors = from_format_1(about, tensors)
-        # Detectors made before chests were told from other things refuse what is unlike their training films.
+        # Detectors made before the check for chests refuse what is unlike their training films.
         tensors.setdefault("domain.chest", torch.zeros_like(tensors["domain.typical"]))
         kind: type[AnomalyDetector] = DETECTORS[about["method"]]
         settings = validate(about["settings"], kind.Settings)

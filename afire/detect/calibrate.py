@@ -62,7 +62,7 @@ def calibrate(detector: AnomalyDetector, films: Films, subsets: Subsets) -> None
     detector.scale = HeatScale.of(heats)
 
 
-def asked_scores(score: str, known: Collection[str]) -> list[str] | None:
+def parse_scores(score: str, known: Collection[str]) -> list[str] | None:
     """``gaussian + lesion`` -> both names, which must be ``known``; ``auto`` -> None."""
     if score == "auto":
         return None
@@ -87,18 +87,18 @@ def choose_score(detector: AnomalyDetector, films: Films, rows: Rows) -> choosin
         indices = rows[start : start + len(images)].tolist()
         start += len(images)
         for number, (kind, config) in enumerate(choosing.KINDS.items()):
-            drawn = _draw(images, config.model_copy(update={"views": views}), settings.seed, number, indices)
-            _collect(lesioned[kind], detector, drawn)
+            lesioned_images = _draw(images, config.model_copy(update={"views": views}), settings.seed, number, indices)
+            _collect(lesioned[kind], detector, lesioned_images)
     joined = {kind: _join(scores) for kind, scores in lesioned.items()}
     references: dict[str, dict[str, NDArray[np.float64]]] = {}
     if bool(detector.domain.chest.any()):
         for scores, images in zip((references, joined), phantoms(detector.config.image.size), strict=True):
-            found: dict[str, list[NDArray[np.float64]]] = {}
+            phantom_scores: dict[str, list[NDArray[np.float64]]] = {}
             for batch in torch.split(images, BATCH):
-                _collect(found, detector, batch)
-            scores[choosing.FINDINGS] = _join(found)
-    asked = asked_scores(settings.score, detector.meanings)
-    return choosing.choose(_join(normal), joined, asked, references)
+                _collect(phantom_scores, detector, batch)
+            scores[choosing.FINDINGS] = _join(phantom_scores)
+    names = parse_scores(settings.score, detector.meanings)
+    return choosing.choose(_join(normal), joined, names, references)
 
 
 @lru_cache(maxsize=2)
@@ -131,7 +131,7 @@ def calibrate_here(
     source: str = "",
     false_alarms: float | None = None,
 ) -> list[str]:
-    """Calibrate the detector of ``folder`` on local normal ``films`` and write it to ``out``; returns notes for people.
+    """Calibrate the detector of ``folder`` on local normal ``films`` and write it to ``out``; returns notes to show.
 
     The films are remembered, as those of a fit are: a test on them is refused.
     """
@@ -140,16 +140,22 @@ def calibrate_here(
     require_own(out, FILMS, (CONFIG, MODEL))
     rows, notes = local_normals(detector, films)
     rate = detector.false_alarms if false_alarms is None else false_alarms
-    least = 1 / (1 + len(rows))
+    lowest_rate = 1 / (1 + len(rows))
     if not 0 < rate < 1:
         raise UserError(f"--false-alarms {rate:g} is not a rate between 0 and 1, such as 0.05.")
-    if rate < least:
-        raise UserError(f"{len(rows)} normal films can vouch for no false-alarm rate below {least:.3f}; give more.")
+    if rate < lowest_rate:
+        raise UserError(
+            f"{len(rows)} normal films can vouch for no false-alarm rate below {lowest_rate:.3f}; give more."
+        )
     detector.settings = detector.settings.model_copy(update={"false_alarms": rate})
     recalibrate(detector, films, rows)
     detector.atlas = make_atlas(films, rows, detector.grid[0]) or detector.atlas
-    there = {"name": source, "hash": data_content_hash(films), "films": len(rows)}
-    detector.origin = {**detector.origin, "calibrated_on": there, "notes": [*detector.origin.get("notes", []), *notes]}
+    calibration_set = {"name": source, "hash": data_content_hash(films), "films": len(rows)}
+    detector.origin = {
+        **detector.origin,
+        "calibrated_on": calibration_set,
+        "notes": [*detector.origin.get("notes", []), *notes],
+    }
     remember_films(out, films, rows)
     remember_behind(out, folder)
     detector.save(out)
@@ -157,37 +163,39 @@ def calibrate_here(
 
 
 def local_normals(detector: AnomalyDetector, films: Films) -> tuple[Rows, list[str]]:
-    """Rows of the films to calibrate on, and what to say about those that are left out."""
+    """Rows of the films to calibrate on, and notes about those that are left out."""
     normal = films.manifest.table["normal"].to_numpy().astype(float)
     rows = np.arange(len(films)) if np.isnan(normal).all() else np.flatnonzero(normal == 1)
-    kept, notes = [], []
+    local_rows, notes = [], []
     start = 0
     for images in film_batches(films, rows, "reading normal films"):
         objections = detector.domain.objections(images)
-        kept += [int(rows[start + place]) for place, said in enumerate(objections) if not said]
+        local_rows += [int(rows[start + place]) for place, messages in enumerate(objections) if not messages]
         start += len(images)
-    if len(kept) < len(rows):
-        notes.append(f"{len(rows) - len(kept)} of {len(rows)} films were left out: turned, blank or no frontal chest")
-    if len(kept) < FEWEST_LOCAL:
-        raise UserError(
-            f"{len(kept)} normal frontal chest films are too few to calibrate on; give at least {FEWEST_LOCAL}."
+    if len(local_rows) < len(rows):
+        notes.append(
+            f"{len(rows) - len(local_rows)} of {len(rows)} films were left out: turned, blank or no frontal chest"
         )
-    return np.array(kept, np.int64), notes
+    if len(local_rows) < FEWEST_LOCAL:
+        raise UserError(
+            f"{len(local_rows)} normal frontal chest films are too few to calibrate on; give at least {FEWEST_LOCAL}."
+        )
+    return np.array(local_rows, np.int64), notes
 
 
 def recalibrate(detector: AnomalyDetector, films: Films, rows: Rows) -> None:
-    """Set threshold, standards, scale of heatmaps and domain anew by local normal films; nothing is trained.
+    """Reset threshold, standards, scale of heatmaps and domain from local normal films; nothing is trained.
 
-    A film's score for the threshold comes from standards of the other half of the films, split by patient: those that
-    a film took part in would find it too normal. In the end the standards come from all of them.
+    A film's score for the threshold comes from standards of the other half of the films, split by patient: by
+    standards that include the film itself it would look too normal. The final standards come from all films.
     """
     standards = {module: (module.mean, module.sd) for module in detector.modules() if isinstance(module, Standard)}
     patients = films.manifest.table["patient"].to_numpy()[rows].astype(str)
     even = np.unique(patients, return_inverse=True)[1] % 2 == 0
     scores, heats = [], []
-    for own, others in ((rows[even], rows[~even]), (rows[~even], rows[even])):
-        _measure_by(detector, films, others, standards)
-        for images in film_batches(films, own, "calibration"):
+    for half, other_half in ((rows[even], rows[~even]), (rows[~even], rows[even])):
+        _measure_by(detector, films, other_half, standards)
+        for images in film_batches(films, half, "calibration"):
             scored = detector.score(images, restore=False)
             scores.append(scored.score)
             heats.append(scored.heat)
@@ -198,16 +206,16 @@ def recalibrate(detector: AnomalyDetector, films: Films, rows: Rows) -> None:
 
 
 def _measure_by(
-    detector: AnomalyDetector, films: Films, rows: Rows, before: Mapping[Standard, tuple[Tensor, Tensor]]
+    detector: AnomalyDetector, films: Films, rows: Rows, standards: Mapping[Standard, tuple[Tensor, Tensor]]
 ) -> None:
-    """Let the films ``rows`` say what is usual at a place and in a score.
+    """Set what is usual at each place and in each score from the films ``rows``.
 
-    A spread is that of the local films, with what it was ``before`` as if it were that of a few films more.
+    A spread combines that of the local films with the previous one in ``standards``, which counts as a few films more.
     """
-    maps: dict[Standard, list[Tensor]] = {standard: [] for standard in before}
+    maps: dict[Standard, list[Tensor]] = {standard: [] for standard in standards}
     hooks = [
-        standard.register_forward_hook(lambda module, given, _: maps[module].append(given[0].detach().cpu()))
-        for standard in before
+        standard.register_forward_hook(lambda module, inputs, _: maps[module].append(inputs[0].detach().cpu()))
+        for standard in standards
     ]
     try:
         for images in film_batches(films, rows, "what is normal here"):
@@ -215,17 +223,17 @@ def _measure_by(
     finally:
         for hook in hooks:
             hook.remove()
-    for standard, (_, sd) in before.items():
+    for standard, (_, sd) in standards.items():
         if maps[standard]:
             local = torch.cat(maps[standard]).double()
             count = len(local)
             variance = (count * local.var(dim=0, correction=0) + _WORTH * sd.cpu().double().square()) / (count + _WORTH)
             standard.mean = local.mean(dim=0).to(standard.mean)
             standard.sd = variance.sqrt().to(standard.sd)
-    found: dict[str, list[NDArray[np.float64]]] = {}
+    scores: dict[str, list[NDArray[np.float64]]] = {}
     for images in film_batches(films, rows, "scores of normal films"):
-        _collect(found, detector, images)
-    usual = _join(found)
+        _collect(scores, detector, images)
+    usual = _join(scores)
     detector.choice = replace(
         detector.choice,
         components=tuple(

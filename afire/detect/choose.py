@@ -1,8 +1,8 @@
-"""Joining scores without a label: how well each tells held-out normals from films with drawn lesions and findings.
+"""Joining scores without labels: how well each separates held-out normals from films with drawn lesions and findings.
 
 The kinds of lesions differ in texture, size, place and strength, and most are unlike those of any training; findings
-of the phantom, compared with phantoms in health, are one kind more. A score takes part if it rises with every kind,
-and if it still tells something when its best kinds are left aside: one that knows a kind by heart does not. The
+of the phantom, compared with healthy phantoms, are one kind more. A score takes part if it rises with every kind,
+and if it still separates them when its best kinds are left out: one that has learnt a kind by heart does not. The
 score of a film is the mean of those that take part in the spread of normals, each with a weight: half of it is the
 same for all, half is fitted so that every kind counts the same. Scores that the fit gives next to nothing are left out.
 """
@@ -38,16 +38,16 @@ KINDS: dict[str, LesionConfig] = {
     ),
     "pasted patch": LesionConfig(kind="anatpaste"),
 }
-FINDINGS = "findings of the phantom"  # a kind whose normals are phantoms in health
+FINDINGS = "findings of the phantom"  # a kind whose normals are healthy phantoms
 DRAWN = 200  # lesioned films of each kind, at least: few held-out normals are drawn on several times
 MOST = 4  # scores in a combination
 SHRINKAGE = 0.5  # share of the weights that is the same for all
 _BARELY = 0.55  # mean AUC that a score must have without its best kinds
 _BEST_KINDS = 1 / 3  # share of the kinds that is left aside for that
 _NEXT_TO_NOTHING = 0.1  # share of the fitted weight below which a score is left out
-_FAR = 8.0  # sd of normals beyond which a score says no more to the fit
+_FAR = 8.0  # sd of normals beyond which a score no longer matters to the fit
 _PULL = 0.3  # towards equal weights within the fit: few films must not decide between scores that are alike
-NEVER_CHOSEN = ("paper",)  # a direction that is known to be wrong is shown, and not chosen
+NEVER_CHOSEN = ("paper",)  # a score whose direction is known to be wrong is shown, and not chosen
 
 
 @dataclass(frozen=True)
@@ -105,25 +105,25 @@ def combine(scores: Scores, components: Sequence[Component]) -> Floats:
 def choose(
     normal: Scores,
     lesioned: Mapping[str, Scores],
-    asked: Sequence[str] | None = None,
+    score_names: Sequence[str] | None = None,
     references: Mapping[str, Scores] | None = None,
 ) -> Choice:
-    """Weigh the scores, or take the ``asked`` ones alike; ``lesioned`` holds the scores of each kind of lesion.
+    """Weigh the scores, or take ``score_names`` with equal weights; ``lesioned`` has scores by kind of lesion.
 
     A kind is compared with its own ``references`` where it has any, else with ``normal``.
     """
     trials = {kind: (dict(references or {}).get(kind, normal), scores) for kind, scores in lesioned.items()}
     table = {name: _separations(trials, name) for name in normal}
-    if asked is not None:
-        return _taken(normal, trials, asked, table)
+    if score_names is not None:
+        return _taken(normal, trials, score_names, table)
     names, steps = _candidates(table), []
     while True:
         shares = _fitted_shares(trials, names)
-        least = min(names, key=lambda name: shares[name])
-        if len(names) == 1 or (shares[least] >= _NEXT_TO_NOTHING and len(names) <= MOST):
+        weakest = min(names, key=lambda name: shares[name])
+        if len(names) == 1 or (shares[weakest] >= _NEXT_TO_NOTHING and len(names) <= MOST):
             break
-        steps.append(f"{least}: left out, its fitted share was {shares[least]:.2f}")
-        names = [name for name in names if name != least]
+        steps.append(f"{weakest}: left out, its fitted share was {shares[weakest]:.2f}")
+        names = [name for name in names if name != weakest]
     components = []
     for name in sorted(names, key=lambda name: -shares[name]):
         weight = SHRINKAGE / len(names) + (1 - SHRINKAGE) * shares[name]
@@ -137,9 +137,9 @@ Trials = Mapping[str, tuple[Scores, Scores]]  # kind -> scores of its normals an
 
 
 def _fitted_shares(trials: Trials, names: Sequence[str]) -> dict[str, float]:
-    """Weights of the scores, none negative, of sum 1, that tell lesioned from normal films best over all kinds.
+    """Weights of the scores, none negative, of sum 1, that separate lesioned from normal films best over all kinds.
 
-    A logistic regression in which every kind counts the same, and in either class of it every film.
+    A logistic regression in which every kind counts the same, and within each class every film.
     """
     values, classes, counts = [], [], []
     for reference, scores in trials.values():
@@ -171,7 +171,7 @@ def _candidates(table: Mapping[str, Mapping[str, float]]) -> list[str]:
 
     A score that falls with some kind of drawn lesion has learnt the others by heart rather than what normal is; so has
     one that is good at a few kinds and guesses at the rest. And one that falls with all of them could still help beside
-    another, by taking away what they share: that is flipping its sign by another name.
+    another, by taking away what they share: which amounts to flipping its sign.
     """
     allowed = [name for name in table if name not in NEVER_CHOSEN]
     upright = [name for name in allowed if min(table[name].values()) >= 0.5]
@@ -236,13 +236,13 @@ def choice_from_json(raw: Mapping[str, Any], known: Collection[str]) -> Choice:
     )
 
 
-def _taken(normal: Scores, trials: Trials, asked: Sequence[str], table: dict[str, dict[str, float]]) -> Choice:
-    for name in asked:
+def _taken(normal: Scores, trials: Trials, names: Sequence[str], table: dict[str, dict[str, float]]) -> Choice:
+    for name in names:
         if name not in normal:
             raise UserError(f"there is no score {name!r} here; these weights give {', '.join(normal)}.")
-    components = [component_of(normal, name) for name in asked]
+    components = [component_of(normal, name) for name in names]
     reached = _mean_auc(trials, components)
-    steps = (f"asked for: {' + '.join(asked)}, mean AUC {reached:.3f}",)
+    steps = (f"asked for: {' + '.join(names)}, mean AUC {reached:.3f}",)
     return Choice(tuple(components), reached, table, steps, _count(normal), asked=True)
 
 
@@ -261,8 +261,8 @@ def _mean_auc(trials: Trials, components: Sequence[Component]) -> float:
     """Over the kinds, each in the spread of its own normals."""
     aucs = []
     for reference, scores in trials.values():
-        own = [replace(component_of(reference, component.name), weight=component.weight) for component in components]
-        aucs.append(_auc(reference, scores, own))
+        scaled = [replace(component_of(reference, component.name), weight=component.weight) for component in components]
+        aucs.append(_auc(reference, scores, scaled))
     return float(np.mean(aucs))
 
 

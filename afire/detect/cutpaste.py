@@ -1,9 +1,9 @@
-"""CutPaste: a classifier that tells films from films with a piece of themselves pasted elsewhere.
+"""CutPaste: a classifier that separates films from films with a piece of themselves pasted elsewhere.
 
 After the paper (Li et al., "CutPaste: Self-Supervised Learning for Anomaly Detection and Localization", CVPR
 2021). A network learns three classes: the film as it is, with a patch of it pasted elsewhere (2 to 15 % of the film),
 and with a thin turned scar of it pasted elsewhere. To do so it has to know what belongs where. Then the classifier is
-left aside: a Gaussian is laid on what the network makes of normal films before its head, and a film's score is its
+left aside: a Gaussian is fitted to the network's features of normal films before its head, and a film's score is its
 distance from it.
 
 Ours: a small residual network with group normalisation, 8 pixels to a place, in place of ResNet-18; Adam in place of
@@ -70,7 +70,7 @@ class CutPasteConfig(LearnedConfig):
 
 
 class PasteClassifier(Learner):
-    """Three residual stages, their mean over the film, and a head that says which version of a film it is."""
+    """Three residual stages, their mean over the film, and a head that classifies the version of a film."""
 
     settings_type: ClassVar[type[Section]] = ClassifierSettings
     name: ClassVar[str]
@@ -121,7 +121,7 @@ class PasteClassifier(Learner):
         return Losses({"version": loss}, loss)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the networks make of films (B, C, S, S) in [0, 1]: (B, D, h, w)."""
+        """Features (B, D, h, w) of films (B, C, S, S) in [0, 1]."""
         features: Tensor = self.encoder(standardised(shrunk(images[:, :1], self.side)))
         return features
 
@@ -158,7 +158,7 @@ class CutPasteClassifier(PasteClassifier):
 
 
 class OneClassDetector(LearnedDetector):
-    """A classifier of pasted films, and a Gaussian of what it makes of normal ones."""
+    """A classifier of pasted films, and a Gaussian of its features of normal ones."""
 
     meanings: ClassVar[Mapping[str, str]] = {
         SCORE: "distance of the film's representation from the Gaussian of normal films",
@@ -191,7 +191,7 @@ class OneClassDetector(LearnedDetector):
 
 
 class CutPaste(OneClassDetector):
-    """A classifier of cut and pasted films, and a Gaussian of what it makes of normal ones."""
+    """A classifier of cut and pasted films, and a Gaussian of its features of normal ones."""
 
     method = "cutpaste"
     Settings = CutPasteConfig

@@ -1,8 +1,8 @@
 """Evaluating detectors: the chosen score, every single one and the trivial ones on the same test films.
 
 Several detectors are the seeds of one row: mean, sd, and an interval by bootstrap over patients, in which all rows see
-the same draws, so that their differences are paired. Below 0.5 a score is sign-flipped; afire never flips it back. What
-the table says is also said in words: whether learning beats the trivial rows, and what is sign-flipped.
+the same draws, so that their differences are paired. Below 0.5 a score is sign-flipped; afire never flips it back.
+Messages sum up the table: whether learning beats the trivial rows, and what is sign-flipped.
 
 Shapes: N test films, R rows of the table, B bootstrap draws.
 """
@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from afire.data.keys import most_seen
+from afire.data.manifest import ABNORMAL
 from afire.data.pack import Films
 from afire.data.splits import Split
 from afire.detect.base import BATCH, AnomalyDetector
@@ -50,7 +51,7 @@ from afire.detect.protocol import (
 )
 from afire.detect.run import detector_hash
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import ABNORMAL, TestScores, bootstrap_means, bootstrap_values, run_values
+from afire.tasks.evaluate import TestScores, bootstrap_means, bootstrap_values, run_values
 from afire.tasks.features import data_content_hash
 from afire.tasks.results import SCORE, TRUTH, Estimate, Result, RunResult, estimate, joint_hash, test_patients
 from afire.training.run_folder import environment
@@ -78,7 +79,7 @@ class EvalTask:
     device: str = "auto"
     draws: int = m.DRAWS
     balance: Literal["view"] | None = None
-    labels: Marks | None = None  # instead of the manifest's: what somebody marked on the page of `afire detect run`
+    labels: Marks | None = None  # instead of the manifest's: marks from the page of `afire detect run`
 
 
 @dataclass(frozen=True)
@@ -208,18 +209,18 @@ def _table(films: Films, test: TestFilms, measured: Sequence[Measured], draws: i
         thresholds = np.array([run.thresholds[name] for name in names])
         tests.append(TestScores(scores, truth, patients, thresholds))
     values = [{name: of_rows[:-1] for name, of_rows in run_values(tested).items()} for tested in tests]
-    drawn = bootstrap_values(tests, np.random.default_rng(_SEED), draws)
-    drawn = {name: of_rows[:, :-1] for name, of_rows in drawn.items()}
+    bootstraps = bootstrap_values(tests, np.random.default_rng(_SEED), draws)
+    bootstraps = {name: of_rows[:, :-1] for name, of_rows in bootstraps.items()}
     unknown = np.isnan(np.stack([tested.thresholds for tested in tests])).any(axis=0)
     for value, tested in zip(values, tests, strict=True):
         for metric in ("accuracy", "f1"):
             value[metric][unknown] = np.nan
-            drawn[metric][:, unknown] = np.nan
+            bootstraps[metric][:, unknown] = np.nan
         best = [oracle(tested.scores[:, row], test.truth) for row in range(len(names))]
         value["oracle_accuracy"], value["oracle_f1"] = map(np.array, zip(*best, strict=True))
     means = {name: float(np.mean([value["auc"][row] for value in values])) for row, name in enumerate(names)}
     best_trivial = max((name for name in names if name in TRIVIAL), key=lambda name: means[name])
-    return _Table(names, values, drawn, best_trivial)
+    return _Table(names, values, bootstraps, best_trivial)
 
 
 def oracle(scores_N: Floats, truth_N: Floats) -> tuple[float, float]:
@@ -229,8 +230,8 @@ def oracle(scores_N: Floats, truth_N: Floats) -> tuple[float, float]:
     positives = truth_N.sum()
     hits = np.r_[0.0, np.cumsum(truth_N[order])[ends]]
     called = np.r_[0.0, ends + 1.0]
-    right = hits + (len(truth_N) - positives) - (called - hits)
-    return float(right.max() / len(truth_N)), float((2 * hits / (called + positives)).max())
+    correct = hits + (len(truth_N) - positives) - (called - hits)
+    return float(correct.max() / len(truth_N)), float((2 * hits / (called + positives)).max())
 
 
 def _line(table: _Table, number: int, measured: Sequence[Measured]) -> Line:
@@ -284,10 +285,11 @@ def _findings(
         )
         for run in measured
     ]
-    values, drawn = list(map(run_values, tests)), bootstrap_values(tests, np.random.default_rng(_SEED), draws)
+    values, bootstraps = list(map(run_values, tests)), bootstrap_values(tests, np.random.default_rng(_SEED), draws)
     return {
         name: {
-            metric: estimate([float(value[metric][c]) for value in values], drawn[metric][:, c]) for metric in m.METRICS
+            metric: estimate([float(value[metric][c]) for value in values], bootstraps[metric][:, c])
+            for metric in m.METRICS
         }
         for c, name in enumerate(names)
     }
@@ -298,7 +300,7 @@ def _place(films: Films, places: Places | None, measured: Sequence[Measured], dr
         return None
     hits: list[Localisation] = [localise(run.heat, places.inside) for run in measured if run.heat is not None]
     patients = films.manifest.table["patient"].to_numpy(dtype=object)[places.rows]
-    drawn = bootstrap_means(
+    bootstraps = bootstrap_means(
         [{"hit": run.hit} for run in hits], [patients] * len(hits), np.random.default_rng(_SEED), draws
     )
     return Place(
@@ -306,7 +308,7 @@ def _place(films: Films, places: Places | None, measured: Sequence[Measured], dr
         films=len(places.rows),
         pixel_auc=estimate([run.pixel_auc for run in hits]),
         pro=estimate([run.pro for run in hits]),
-        hit=estimate([float(run.hit.mean()) for run in hits], drawn["hit"]),
+        hit=estimate([float(run.hit.mean()) for run in hits], bootstraps["hit"]),
         chance=float(hits[0].chance.mean()),
     )
 
@@ -328,28 +330,28 @@ def _predictions(films: Films, test: TestFilms, measured: Sequence[Measured], na
 
 
 def _result(
-    task: EvalTask, films: Films, test: TestFilms, measured: Sequence[Measured], chosen: Line, notes: list[str]
+    task: EvalTask, films: Films, test: TestFilms, measured: Sequence[Measured], line: Line, notes: list[str]
 ) -> Result:
     state = environment()
     test_hash = test.hash(films.manifest)
-    first = measured[0].detector
-    metrics = {name: chosen.metrics[name] for name in m.METRICS}
-    runs = [_run_result(run, number, test, test_hash, chosen) for number, run in enumerate(measured)]
+    detector = measured[0].detector
+    metrics = {name: line.metrics[name] for name in m.METRICS}
+    runs = [_run_result(run, number, test, test_hash, line) for number, run in enumerate(measured)]
     config: dict[str, Any] = {
         "protocol": test.protocol,
         "balance": task.balance,
-        "films_per_second": _films_per_second(first, films, test),
-        "detector": first.method,
-        "procedure": first.origin.get("procedure", "afire"),
-        "flops": first.cost(),
-        "false_alarms": first.false_alarms,
+        "films_per_second": _films_per_second(detector, films, test),
+        "detector": detector.method,
+        "procedure": detector.origin.get("procedure", "afire"),
+        "flops": detector.cost(),
+        "false_alarms": detector.false_alarms,
         "fitted": [run.detector.settings.model_dump() for run in measured],
         **({"labels": {"file": task.labels.name, "hash": task.labels.hash}} if task.labels is not None else {}),
     }
-    weights = dict(first.origin.get("weights", {}))
+    weights = dict(detector.origin.get("weights", {}))
     return Result(
         task="detect",
-        method=chosen.meaning,
+        method=line.meaning,
         name=task.name or task.models[0].resolve().name,
         data={
             "name": task.source,
@@ -363,7 +365,7 @@ def _result(
         weights={
             "name": str(weights.get("name", "unknown")),
             "hash": joint_hash([run.weights_hash for run in runs]),
-            "report": f"fitted on normal films of {first.origin.get('data', {}).get('name', 'unknown')}",
+            "report": f"fitted on normal films of {detector.origin.get('data', {}).get('name', 'unknown')}",
         },
         labels=[ABNORMAL],
         fraction=1.0,
@@ -390,7 +392,7 @@ def _films_per_second(detector: AnomalyDetector, films: Films, test: TestFilms) 
     return len(images) / (time.perf_counter() - start)
 
 
-def _run_result(run: Measured, number: int, test: TestFilms, test_hash: str, chosen: Line) -> RunResult:
+def _run_result(run: Measured, number: int, test: TestFilms, test_hash: str, line: Line) -> RunResult:
     detector = run.detector
     return RunResult(
         name=run.name,
@@ -400,7 +402,7 @@ def _run_result(run: Measured, number: int, test: TestFilms, test_hash: str, cho
         weights_hash=detector.weights_hash,
         films={**detector.origin.get("parts", {}), "test": len(test.rows)},
         chosen={"score": detector.choice.name, "thresholds": {ABNORMAL: detector.threshold}},
-        metrics={name: chosen.metrics[name].values[number] for name in m.METRICS},
+        metrics={name: line.metrics[name].values[number] for name in m.METRICS},
     )
 
 
@@ -418,17 +420,17 @@ def verdicts(lines: Sequence[Line], best_trivial: str) -> list[str]:
     return messages
 
 
-def _against(chosen: Line, best: Line) -> str:
-    ours, theirs, difference = chosen.metrics["auc"].mean, best.metrics["auc"].mean, chosen.against
+def _against(line: Line, best: Line) -> str:
+    ours, theirs, difference = line.metrics["auc"].mean, best.metrics["auc"].mean, line.against
     assert difference is not None
     numbers = f"{difference.value:+.3f}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f}"
-    subject = f"the chosen score {chosen.meaning} (AUC {ours:.3f})"
-    other = f"the best trivial detector, {best.name} (AUC {theirs:.3f})"
+    subject = f"the chosen score {line.meaning} (AUC {ours:.3f})"
+    rival = f"the best trivial detector, {best.name} (AUC {theirs:.3f})"
     if difference.low > 0:
-        return f"{subject} beats {other}: {numbers}"
+        return f"{subject} beats {rival}: {numbers}"
     if difference.high < 0:
-        return f"{subject} does not beat the trivial detectors: it is worse than {other}: {numbers}"
-    return f"{subject} does not beat {other}: {numbers}"
+        return f"{subject} does not beat the trivial detectors: it is worse than {rival}: {numbers}"
+    return f"{subject} does not beat {rival}: {numbers}"
 
 
 def is_sign_flipped(line: Line) -> bool:

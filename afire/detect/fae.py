@@ -1,8 +1,8 @@
-"""FAE: an autoencoder of a trunk's features, which is asked for structure rather than for exact values.
+"""FAE: an autoencoder of a trunk's features, trained for structure rather than for exact values.
 
 After the paper (Meissen et al., "Unsupervised Anomaly Localization with Structural Feature-Autoencoders",
 BrainLes 2022). Features of several depths of a frozen, pre-trained network are laid over each other as the channels of
-one picture, and an autoencoder learns to draw that picture of normal films. Drawn and given are compared by structural
+one picture, and an autoencoder learns to draw that picture of normal films. The two are compared by structural
 similarity (SSIM): of a small window around each place, in mean, contrast and pattern, channel by channel. Where a
 finding is, the structure comes back wrong. The map is one minus the similarity, mean over the channels; a film's score
 is the mean of the highest tenth of its map, as in the authors' code.
@@ -99,9 +99,9 @@ class Similarity(nn.Module):
         variance1 = (self._blurred(first.square()) - mean1.square()).clamp_min(0)
         variance2 = (self._blurred(second.square()) - mean2.square()).clamp_min(0)
         covariance = self._blurred(first * second) - mean1 * mean2
-        alike = (2 * mean1 * mean2 + _MEAN_FLOOR) * (2 * covariance + _SPREAD_FLOOR)
-        most = (mean1.square() + mean2.square() + _MEAN_FLOOR) * (variance1 + variance2 + _SPREAD_FLOOR)
-        return alike / most
+        numerator = (2 * mean1 * mean2 + _MEAN_FLOOR) * (2 * covariance + _SPREAD_FLOOR)
+        denominator = (mean1.square() + mean2.square() + _MEAN_FLOOR) * (variance1 + variance2 + _SPREAD_FLOOR)
+        return numerator / denominator
 
     def _blurred(self, pictures: Tensor) -> Tensor:
         return self.along_rows.to(pictures) @ pictures @ self.along_columns.to(pictures).T
@@ -132,10 +132,12 @@ class Autoencoder(nn.Module):
                 f"fae squeezes the trunk's {grid[0]} x {grid[1]} places to fewer, and there are too few of them; use "
                 "larger films or smaller patches."
             )
-        used = list(widths)[-halvings:]
-        self.down = nn.ModuleList([Stage(before, after, stride=2) for before, after in pairwise([channels, *used])])
-        back = [*reversed(used), used[0]]
-        self.up = nn.ModuleList([Stage(before, after) for before, after in pairwise(back)])
+        inner_widths = list(widths)[-halvings:]
+        self.down = nn.ModuleList(
+            [Stage(width_in, width_out, stride=2) for width_in, width_out in pairwise([channels, *inner_widths])]
+        )
+        back = [*reversed(inner_widths), inner_widths[0]]
+        self.up = nn.ModuleList([Stage(width_in, width_out) for width_in, width_out in pairwise(back)])
         self.last = nn.Conv2d(back[-1], channels, 1)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -143,8 +145,8 @@ class Autoencoder(nn.Module):
             features = stage(features)
         for side, stage in zip(reversed(self.sides[:-1]), self.up, strict=True):
             features = stage(F.interpolate(features, size=(side, side), mode="nearest"))
-        drawn: Tensor = self.last(features)
-        return drawn
+        drawing: Tensor = self.last(features)
+        return drawing
 
 
 class FeatureAutoencoder(LevelLearner):
@@ -170,10 +172,10 @@ class FeatureAutoencoder(LevelLearner):
         tokens_BPLD = self.tokens(images)
         return tokens_BPLD.permute(0, 1, 3, 2).reshape(images.shape[0], -1, *self.trunk.grid)
 
-    def dissimilarity(self, features: Tensor, drawn: Tensor) -> Tensor:
+    def dissimilarity(self, features: Tensor, drawing: Tensor) -> Tensor:
         """One minus the structural similarity, mean over the channels (B, L)."""
-        with full_precision(drawn):
-            similarity: Tensor = self.similarity(as_grey(features), as_grey(drawn))
+        with full_precision(drawing):
+            similarity: Tensor = self.similarity(as_grey(features), as_grey(drawing))
         return 1 - similarity.mean(dim=1).flatten(1)
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:

@@ -90,8 +90,8 @@ def slopes(critic: nn.Module, images: Tensor) -> Tensor:
     differentiated_again = torch.is_grad_enabled()
     with torch.enable_grad(), full_precision(images):
         at = at_least_float32(images.detach()).requires_grad_()
-        seen = at.view_as(at)  # FLOPs are counted by hooks that do not take a leaf
-        (gradient,) = torch.autograd.grad(critic(seen).sum(), at, create_graph=differentiated_again)
+        inputs = at.view_as(at)  # FLOPs are counted by hooks that do not take a leaf
+        (gradient,) = torch.autograd.grad(critic(inputs).sum(), at, create_graph=differentiated_again)
         return (gradient.flatten(1).square().sum(dim=1) + _NO_SLOPE).sqrt()
 
 
@@ -142,26 +142,26 @@ class FAnoGANNetworks(FilmLearner):
         """Films, a random code (B, Z) for each, and how far (B, 1) its drawing is mixed into the film."""
         codes = normal_draws(self.latent, keys.seed ^ _CODES, keys.step, keys.rows)
         mixes = uniform_draws(1, keys.seed ^ _MIXES, keys.step, keys.rows)
-        return {"images": self.seen(images), "codes": codes.to(images.device), "mixes": mixes.to(images.device)}
+        return {"images": self.as_inputs(images), "codes": codes.to(images.device), "mixes": mixes.to(images.device)}
 
     def forward(self, views: Views) -> Outputs:
         """What the turn at hand needs, each (B,)."""
         images, outputs = views["images"], {}
         if learns(self.critic, self.generator):
-            drawn = self.generator(views["codes"])
-            outputs["fake"] = self.critic(drawn)[:, 0]
+            drawing = self.generator(views["codes"])
+            outputs["fake"] = self.critic(drawing)[:, 0]
             if learns(self.critic):
-                mixed = images + views["mixes"][:, :, None, None] * (drawn - images)
+                mixed = images + views["mixes"][:, :, None, None] * (drawing - images)
                 outputs |= {"real": self.critic(images)[:, 0], "slopes": slopes(self.critic, mixed)}
         if learns(self.encoder):
-            drawn, features = self.drawn(images)
-            outputs |= {"error": mean_square(drawn - images), "feature_error": mean_square(features)}
+            drawing, features = self.draw(images)
+            outputs |= {"error": mean_square(drawing - images), "feature_error": mean_square(features)}
         return outputs
 
-    def drawn(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def draw(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The drawing (B, 1, s, s) that the encoder finds, and how its features (B, F) differ from the film's."""
-        drawn: Tensor = self.generator(self.encoder(images))
-        return drawn, self.critic.features(drawn) - self.critic.features(images)
+        drawing: Tensor = self.generator(self.encoder(images))
+        return drawing, self.critic.features(drawing) - self.critic.features(images)
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         def mean(name: str) -> Tensor:
@@ -195,9 +195,9 @@ class FAnoGAN(LearnedDetector):
     model: FAnoGANNetworks
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        seen = self.model.seen(images)
-        drawn, apart = self.model.drawn(seen)
-        error, features = mean_square(drawn - seen), mean_square(apart)
+        inputs = self.model.as_inputs(images)
+        drawing, apart = self.model.draw(inputs)
+        error, features = mean_square(drawing - inputs), mean_square(apart)
         scores = {SCORE: error + self.model.kappa * features, "error": error, "features": features}
-        restored = restored_films(drawn, images) if restore else None
-        return Examined(scores, by_place((drawn - seen).abs(), self.grid), restored)
+        restored = restored_films(drawing, images) if restore else None
+        return Examined(scores, by_place((drawing - inputs).abs(), self.grid), restored)

@@ -86,10 +86,10 @@ def rule_of(detector: AnomalyDetector, threshold: float | None = None, false_ala
         if not np.isfinite(threshold):
             raise UserError(f"--threshold {threshold} is not a finite score.")
         rate = float(calibration.p_values(threshold))
-        words = (
+        message = (
             f"score of at least {threshold:g}, your own threshold; at most {_percent(rate)} of normal films reach it"
         )
-        return Rule(threshold, rate, f"{words}, judged by {films}", calibration)
+        return Rule(threshold, rate, f"{message}, judged by {films}", calibration)
     rate = detector.false_alarms if false_alarms is None else false_alarms
     if not 0 < rate < 1:
         raise UserError(f"--false-alarms {rate:g} is not a rate between 0 and 1, such as 0.05.")
@@ -99,10 +99,10 @@ def rule_of(detector: AnomalyDetector, threshold: float | None = None, false_ala
             "ask for a higher rate, or fit a detector with more normal films."
         )
     lowest = calibration.threshold(rate)
-    whose = "the detector's own rate" if false_alarms is None else "your own rate"
-    words = f"p-value of at most {rate:g} ({whose}), that is a score of at least {lowest:.3g}"
-    words = f"{words}; at most {_percent(rate)} of normal films are flagged, judged by {films}"
-    return Rule(lowest, rate, words, calibration)
+    owner = "the detector's own rate" if false_alarms is None else "your own rate"
+    message = f"p-value of at most {rate:g} ({owner}), that is a score of at least {lowest:.3g}"
+    message = f"{message}; at most {_percent(rate)} of normal films are flagged, judged by {films}"
+    return Rule(lowest, rate, message, calibration)
 
 
 def _percent(rate: float) -> str:
@@ -123,11 +123,11 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[FilmResult]]:
     """The header and the films of a journal. Truncated lines are left out, and of a film the last line counts."""
     lines = path.read_text(encoding="utf-8").splitlines()
     header = read_header(path)
-    known = {entry.name for entry in fields(FilmResult)}
+    names = {entry.name for entry in fields(FilmResult)}
     results: dict[str, FilmResult] = {}
     for line in lines[1:]:
         entry = _object(line)
-        if entry is None or not known.issuperset(entry) or "file" not in entry:
+        if entry is None or not names.issuperset(entry) or "file" not in entry:
             continue
         entry["objections"], entry["notes"] = tuple(entry["objections"]), tuple(entry["notes"])
         results[entry["file"]] = FilmResult(**entry)
@@ -137,10 +137,10 @@ def read_journal(path: Path) -> tuple[dict[str, Any], list[FilmResult]]:
 def read_header(path: Path) -> dict[str, Any]:
     """What the first line of a journal says about the run."""
     with path.open(encoding="utf-8") as stream:
-        first = _object(stream.readline())
-    if first is None or not isinstance(first.get("run"), dict):
+        header = _object(stream.readline())
+    if header is None or not isinstance(header.get("run"), dict):
         raise UserError(f"{path} does not start like a journal of `afire detect run`; choose another --out.")
-    run: dict[str, Any] = first["run"]
+    run: dict[str, Any] = header["run"]
     return run
 
 
@@ -172,7 +172,7 @@ def ranked(results: Iterable[FilmResult]) -> list[FilmResult]:
 
 
 def row(result: FilmResult, rule: Rule, model_hash: str) -> dict[str, Any]:
-    """A film as the results' files show it. The score of a film out of domain has a name that says what it is worth."""
+    """A film as the results' files show it. The score of a film out of domain is called not to be trusted."""
     judged = rule.judge(result)
     trusted = result.status == SCORED
     return {

@@ -1,4 +1,4 @@
-"""Fitting a detector on normal films: adapt the networks, fit, choose the score, calibrate, and say where it came from.
+"""Fitting a detector on normal films: adapt the networks, fit, choose the score, calibrate, and record its origin.
 
 Normal films are shared out to fitting, choosing and calibrating; patients never cross. Networks are adapted by the
 losses of their own method, with the lesions of detection drawn on the films; :data:`afire.detect.DETECTORS` names what
@@ -40,7 +40,7 @@ from afire.detect.base import (
     Subsets,
     film_batches,
 )
-from afire.detect.calibrate import asked_scores, calibrate
+from afire.detect.calibrate import calibrate, parse_scores
 from afire.errors import UserError
 from afire.files import folder_lock, remove_unfinished, require_own
 from afire.methods import method_type
@@ -98,7 +98,7 @@ def train_networks(
     learner: type[Learner] | None = None,
     start: Start | None = None,
 ) -> dict[str, Tensor]:
-    """Train on the normal films that fit, in a folder of the detector, and go on where a stopped training was.
+    """Train on the normal films that fit, in a folder of the detector, and go on from where a stopped training ended.
 
     The trained tensors by name. ``learner`` is by default the method that ``config`` names.
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
@@ -147,9 +147,9 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     return for_detection(config.model_copy(update={"training": training}), settings, teacher_temperature_epochs=0)
 
 
-def batch_of(asked: int, films: int, accumulate: int) -> dict[str, int]:
+def batch_of(batch_size: int, films: int, accumulate: int) -> dict[str, int]:
     """A batch of at most as many films as there are, in at least ``accumulate`` pieces of equal size."""
-    size = min(asked, films)
+    size = min(batch_size, films)
     pieces = next(count for count in range(min(accumulate, size), size + 1) if size % count == 0)
     return {"batch_size": size, "accumulate": pieces}
 
@@ -161,15 +161,15 @@ def _read_once(films: Films, rows: Rows) -> None:
 
 
 def for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
-    """The same with the lesions of detection and its classifier, if the method has any, and a run that keeps little."""
+    """The same with the lesions and the classifier of detection, if the method has any, and a run that keeps little."""
     changes = {
         "seed": settings.seed,
         "run": config.run.model_copy(update={"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1}),
         "lesions": settings.adapt.lesions,
         "losses": config.losses.model_copy(update={"lesion": settings.adapt.lesion, **losses}),
     }
-    read = ("seed", "run", *method_type(config.method).sections)
-    return config.model_copy(update={name: value for name, value in changes.items() if name in read})
+    names = ("seed", "run", *method_type(config.method).sections)
+    return config.model_copy(update={name: value for name, value in changes.items() if name in names})
 
 
 def _start(task: FitTask) -> Start | None:
@@ -179,9 +179,9 @@ def _start(task: FitTask) -> Start | None:
     return start_from(task.init) if task.init is not None else None
 
 
-def _take_over(known: Mapping[str, Tensor], method: Method) -> None:
-    """The weights of the run; a lesion classifier that it does not have starts anew."""
-    method.load_state_dict({name: known.get(name, tensor) for name, tensor in method.state_dict().items()})
+def _take_over(weights: Mapping[str, Tensor], method: Method) -> None:
+    """Take the weights of the run; a lesion classifier that it does not have starts from random weights."""
+    method.load_state_dict({name: weights.get(name, tensor) for name, tensor in method.state_dict().items()})
 
 
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}
@@ -199,19 +199,21 @@ def detection_subsets(
     patients = group_copies(manifest, film_digests(manifest)).table["patient"].to_numpy()
     generator = np.random.default_rng([seed, 6])
     if split is not None:
-        held = _normal(manifest, split.rows(manifest)["val"])
-        held = held[~np.isin(patients[held], patients[rows])]  # a copy of a training film holds nothing out
+        held_rows = _normal(manifest, split.rows(manifest)["val"])
+        held_rows = held_rows[
+            ~np.isin(patients[held_rows], patients[rows])
+        ]  # a copy of a training film holds nothing out
         source = f"normal validation films of the split ({split.hash[:12]})"
     else:
         names = generator.permutation(np.unique(patients[rows]))
-        chosen = set(names[: max(1, round(held_out * len(names)))])
-        inside = np.array([patient in chosen for patient in patients[rows]])
-        rows, held = rows[~inside], rows[inside]
+        held_patients = set(names[: max(1, round(held_out * len(names)))])
+        inside = np.array([patient in held_patients for patient in patients[rows]])
+        rows, held_rows = rows[~inside], rows[inside]
         source = f"{held_out:.0%} of the patients with normal training films, drawn with seed {seed}"
-    names = generator.permutation(np.unique(patients[held]))
+    names = generator.permutation(np.unique(patients[held_rows]))
     for_choice = set(names[: max(1, round(choose_share * len(names)))])
-    inside = np.array([patient in for_choice for patient in patients[held]], bool)
-    subsets = Subsets(rows, held[inside], held[~inside], source)
+    inside = np.array([patient in for_choice for patient in patients[held_rows]], bool)
+    subsets = Subsets(rows, held_rows[inside], held_rows[~inside], source)
     for name, count in subsets.counts().items():
         if count < FEWEST[name]:
             raise UserError(
@@ -222,7 +224,7 @@ def detection_subsets(
 
 
 def _normal(manifest: Manifest, rows: Rows) -> Rows:
-    """Normal films among ``rows``; all of them where no label says which are normal."""
+    """Normal films among ``rows``; all of them where there are no labels."""
     normal = manifest.table["normal"].to_numpy()[rows]
     return rows if np.isnan(normal.astype(float)).all() else rows[normal == 1]
 
@@ -256,9 +258,13 @@ def open_networks(
     if opened.brings_settings:
         _refuse_settings(preset, file, overrides)
         return Networks(opened.config, opened, opened.run)
-    said = said_by(weights, data, preset)
-    asked = load_config(preset, file, overrides, said) if preset or file or overrides or said else None
-    config = open_weights(weights, asked).config
+    weights_settings = said_by(weights, data, preset)
+    requested_config = (
+        load_config(preset, file, overrides, weights_settings)
+        if preset or file or overrides or weights_settings
+        else None
+    )
+    config = open_weights(weights, requested_config).config
     return Networks(config, init=None if weights == RANDOM else weights)
 
 
@@ -270,7 +276,7 @@ def networks_for(
     file: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> Networks:
-    """What a detector ``method`` starts from: the weights that were asked for, or none where it takes none.
+    """What a detector ``method`` starts from: the user's weights, or none where it takes none.
 
     A detector without weights looks at films of the size they were packed at.
     """
@@ -312,8 +318,8 @@ def detect_settings(
     A ``procedure`` is a set of choices that overrides may complete and not contradict.
     """
     defaults: DetectorConfig = DETECTORS[method].Settings()
-    asked = [parse_override(override) for override in overrides]
-    settings = changed(defaults, procedure or {}, *asked)
+    changes = [parse_override(override) for override in overrides]
+    settings = changed(defaults, procedure or {}, *changes)
     if procedure and changed(settings, procedure) != settings:
         raise UserError(
             "--procedure says the score, the lesions and the lesion classifier itself; leave out --score and --set "
@@ -326,7 +332,7 @@ logger = logging.getLogger("afire")
 
 
 def fit_detector(task: FitTask) -> AnomalyDetector:
-    """Start, fit, choose and calibrate; writes ``task.out``, where no one else may write meanwhile.
+    """Start, fit, choose and calibrate; writes ``task.out``, which is locked meanwhile.
 
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
     """
@@ -378,19 +384,21 @@ def unadapted(weights: Weights, films: Films, rows: Rows, device: str = "auto") 
     calibration, which need normal films of their own. For studies that compare weights score by score.
     """
     settings = detect_settings(["adapt.epochs=0"])
-    nobody = np.empty(0, np.int64)
+    no_films = np.empty(0, np.int64)
     task = FitTask(weights.config, settings, films, Path(), weights, device=device)
-    detector: AnomalyDetector = DETECTORS[task.method].start(task, Subsets(rows, nobody, nobody, "nothing is held out"))
+    detector: AnomalyDetector = DETECTORS[task.method].start(
+        task, Subsets(rows, no_films, no_films, "nothing is held out")
+    )
     detector.fit(NormalFilms(films, rows))
     return detector
 
 
 def _check(task: FitTask, subsets: Subsets, scores: Collection[str]) -> None:
-    """What would fail after the training fails before it."""
+    """Make what would fail after the training fail before it."""
     size = task.config.image.size
     if task.films.size != size:
         raise UserError(f"the films are {task.films.size} px, but the networks take {size}; pack them at that size.")
-    asked_scores(task.settings.score, scores)
+    parse_scores(task.settings.score, scores)
     smallest = 1 / (1 + len(subsets.calibrate))
     if task.settings.false_alarms < smallest:
         raise UserError(
@@ -417,7 +425,7 @@ def _seen_before(task: FitTask, subsets: Subsets) -> Iterator[str]:
 
 
 def _remember(task: FitTask, subsets: Subsets) -> None:
-    """One-way keys of the films that made the detector, so that a test can tell which ones it knows."""
+    """One-way keys of the films that made the detector, so that a test can tell which films were used."""
     remember_films(task.out, task.films, np.concatenate([subsets.fit, subsets.held_out]))
     if not _is_from_nothing(task):
         remember_behind(task.out, _behind(task))
@@ -429,9 +437,9 @@ def _is_from_nothing(task: FitTask) -> bool:
 
 
 def _behind(task: FitTask) -> str | Path | None:
-    """Where the weights lie that it starts from, and the record of the films that they have seen."""
-    first = DETECTORS[task.method].begins_with(task)
-    return task.run or task.init or (local_path(first) if first is not None else None)
+    """Where the weights are that it starts from, with the record of the films that they have seen."""
+    detector = DETECTORS[task.method].begins_with(task)
+    return task.run or task.init or (local_path(detector) if detector is not None else None)
 
 
 def _origin(task: FitTask, subsets: Subsets, notes: list[str]) -> dict[str, Any]:
@@ -448,8 +456,8 @@ def _origin(task: FitTask, subsets: Subsets, notes: list[str]) -> dict[str, Any]
 
 
 def _weights_name(task: FitTask) -> dict[str, str]:
-    given = task.pretrained
-    if given is not None:
-        return {"name": given.name, "hash": given.method_hash if given.holds_method else given.hash}
+    weights = task.pretrained
+    if weights is not None:
+        return {"name": weights.name, "hash": weights.method_hash if weights.holds_method else weights.hash}
     behind = _behind(task)
     return {"name": "random" if behind is None else Path(behind).name}

@@ -1,7 +1,7 @@
 """Detectors that train networks of their own on normal films, in the loop of every training.
 
 Such a detector is one file: a :class:`~afire.methods.base.Learner` (its networks, views and losses), its settings, and
-a :class:`LearnedDetector` that says what the trained networks find in a film.
+a :class:`LearnedDetector` that turns their outputs into scores and a map.
 Training has checkpoints, can be resumed and stops on a signal as a pre-training does; a fit is made in one process. Its
 folder is kept with the detector.
 
@@ -28,7 +28,8 @@ from afire.detect.base import AnomalyDetector, Begin, FitTask, Look, NormalFilms
 from afire.detect.fit import batch_of, train_networks
 from afire.detect.normals import Standard
 from afire.errors import UserError
-from afire.methods.base import AllFilms, Keys, Learner, Views
+from afire.lesions.pastes import Donors, donor_rows
+from afire.methods.base import AllFilms, Keys, Learner, ReadFilms, Views
 from afire.nn.conv import shrunk
 from afire.nn.vit import Grid, Normalise, VisionTransformer, at_least_float32, grid_of, initialise
 from afire.tasks.settings import DetectorConfig
@@ -38,6 +39,8 @@ from afire.weights import RANDOM, Weights, open_weights, pick_device
 _LEAST_SD, _NOTHING = 0.01, 1e-12  # of a token's numbers, as a share of the usual one; and of all
 CELL = 8  # pixels of a film in one place of the heatmap, along each side
 _STANDARD_FILMS = 2048  # that settle what is usual at a place
+
+_READ = 64  # films at a time
 
 logger = logging.getLogger("afire")
 
@@ -66,7 +69,7 @@ class LearnedConfig(DetectorConfig):
 
 @dataclass(frozen=True)
 class Examined:
-    """What the networks find in a batch of films."""
+    """The networks' results for a batch of films."""
 
     scores: dict[str, Tensor]  # (B,) each, larger = more abnormal
     map: Tensor  # (B, L), larger = more abnormal; not standardised
@@ -76,7 +79,7 @@ class Examined:
 class LearnedDetector(AnomalyDetector):
     """A detector with networks of its own.
 
-    A kind says its ``Networks``, its settings (whose group ``method`` holds those of the networks) and
+    A kind names its ``Networks``, its settings (whose group ``method`` holds those of the networks) and
     :meth:`examine`; where something is to be kept of normal films once the networks are trained, :meth:`learn`.
     """
 
@@ -157,7 +160,7 @@ class LearnedDetector(AnomalyDetector):
         """Films (B, C, S, S) in [0, 1] on the device -> scores and map; with ``restore`` the restored films too."""
 
     def learn(self, normals: NormalFilms) -> None:
-        """Keep what :meth:`examine` has to know of normal films; nothing, for most."""
+        """Keep what :meth:`examine` needs from normal films; nothing, for most."""
 
     @torch.no_grad()
     def fit(self, normals: NormalFilms) -> None:
@@ -180,17 +183,17 @@ class FilmLearner(Learner):
 
     side: int
 
-    def seen(self, images: Tensor) -> Tensor:
+    def as_inputs(self, images: Tensor) -> Tensor:
         """Films (B, C, S, S) as the networks see them: one channel, shrunk, in [-1, 1]."""
         return shrunk(images[:, :1], self.side) * 2 - 1
 
     def views(self, images: Tensor, keys: Keys) -> Views:
         """The films alone."""
-        return {"images": self.seen(images)}
+        return {"images": self.as_inputs(images)}
 
 
 class TrunkLearner(Learner):
-    """Networks that look through the trunk of given weights. It is frozen; a kind that adapts it thaws what it trains.
+    """Networks on the trunk of given weights. It is frozen; a kind that adapts it unfreezes what it trains.
 
     The trunk stays in evaluation mode: its stochastic depth was for the pre-training.
     """
@@ -304,7 +307,7 @@ def trunk_weights(task: FitTask) -> Weights:
 
 
 def random_trunk(method: str, task: FitTask) -> Iterator[str]:
-    """What to say where a detector that lives off a pre-trained trunk gets none."""
+    """A warning where a detector that needs a pre-trained trunk gets none."""
     if task.pretrained is None and task.init is None:
         yield (
             f"{method} was published with a trunk pre-trained on ImageNet, and this one has random weights: expect "
@@ -312,12 +315,12 @@ def random_trunk(method: str, task: FitTask) -> Iterator[str]:
         )
 
 
-def blocks_of(asked: Sequence[int], depth: int, shares: Sequence[float], what: str) -> list[int]:
-    """After how many of ``depth`` blocks tokens are read, rising: as ``asked``, else after these shares of them."""
-    for block in asked:
+def blocks_of(blocks: Sequence[int], depth: int, shares: Sequence[float], method: str) -> list[int]:
+    """After how many of ``depth`` blocks tokens are read, rising: ``blocks``, else after these shares of them."""
+    for block in blocks:
         if not 1 <= block <= depth:
-            raise UserError(f"{what}.blocks has {block}, but the trunk has the blocks 1 to {depth}.")
-    return sorted(set(asked) or {math.ceil(share * depth) for share in shares})
+            raise UserError(f"{method}.blocks has {block}, but the trunk has the blocks 1 to {depth}.")
+    return sorted(set(blocks) or {math.ceil(share * depth) for share in shares})
 
 
 def by_place(pixels_B1SS: Tensor, grid: Grid) -> Tensor:
@@ -330,20 +333,27 @@ def mean_square(differences: Tensor) -> Tensor:
     return at_least_float32(differences).flatten(1).square().mean(dim=1)
 
 
-def check_halvings(config: Config, side: int, times: int, what: str) -> int:
+def check_halvings(config: Config, side: int, times: int, method: str) -> int:
     """The side of films as the networks see them, at most ``side``; refused where it cannot be halved ``times``."""
-    seen = min(config.image.size, side)
-    if seen % 2**times:
+    pixels = min(config.image.size, side)
+    if pixels % 2**times:
         raise UserError(
-            f"{what} halves a film {times} times, which {seen} px do not allow; use films whose side is a multiple of "
-            f"{2**times}, or another {what}.side."
+            f"{method} halves a film {times} times, which {pixels} px do not allow; use films whose side is a multiple "
+            f"of {2**times}, or another {method}.side."
         )
-    return seen
+    return pixels
 
 
-def restored_films(drawn: Tensor, images: Tensor) -> Tensor:
+def read_donors(rows: Tensor, count: int, seed: int, read: ReadFilms, side: int) -> Donors | None:
+    """At most ``count`` films of ``rows`` to cut patches from, as the networks see them; None without any."""
+    indices = donor_rows(rows, count, seed)
+    films = [shrunk(read(batch)[:, :1], side) for batch in torch.split(indices, _READ)] if len(indices) else []
+    return Donors.of(torch.cat(films)) if films else None
+
+
+def restored_films(drawing: Tensor, images: Tensor) -> Tensor:
     """What was drawn in [-1, 1] at the networks' size -> films in [0, 1] at the size of ``images``."""
-    unit = ((drawn + 1) / 2).clamp(0, 1)
+    unit = ((drawing + 1) / 2).clamp(0, 1)
     if unit.shape[-1] == images.shape[-1]:
         return unit
     return F.interpolate(unit, size=images.shape[-2:], mode="bilinear", align_corners=False)

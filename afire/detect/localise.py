@@ -1,4 +1,4 @@
-"""What one detector gives on the test films: all its scores, a threshold for each, and whether its heat is in place.
+"""One detector on the test films: all its scores, a threshold for each, and whether its heat is in the right place.
 
 A threshold belongs to a false-alarm rate on normal films that took no part in fitting: the detector's own calibration
 films. They can be found again only where ``--data`` holds the films that the detector was fitted on.
@@ -160,7 +160,7 @@ _SAME = 1e-3  # in sd of normals: recomputed calibration scores must agree with 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one detector gave: scores (N,) by row of the table, thresholds (NaN: there is none), heat of places."""
+    """Results of one detector: scores (N,) by row of the table, thresholds (NaN: there is none), heat of places."""
 
     name: str
     folder: Path
@@ -170,7 +170,7 @@ class Measured:
     thresholds: dict[str, float]
     heat: Heat | None
     fit: Seen  # of the test films, by what was fitted
-    pretraining: Seen  # of the test films, by what it was fitted from
+    pretraining: Seen  # of the test films, by the weights it was fitted from
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -257,12 +257,12 @@ def own_subsets(
     settings = detector.settings
     if origin.get("data", {}).get("hash") != data_content_hash(films):
         return None, _other_data(folder, films, str(origin.get("data", {}).get("name", "unknown")))
-    wanted = origin.get("split")
-    if wanted is not None and (split is None or split.hash != wanted):
-        return None, f"it was fitted with the split {str(wanted)[:12]}, which was not given"
-    used = split if wanted is not None else None
+    split_hash = origin.get("split")
+    if split_hash is not None and (split is None or split.hash != split_hash):
+        return None, f"it was fitted with the split {str(split_hash)[:12]}, which was not given"
+    fit_split = split if split_hash is not None else None
     try:
-        subsets = detection_subsets(films.manifest, used, settings.seed, settings.held_out, settings.choose_share)
+        subsets = detection_subsets(films.manifest, fit_split, settings.seed, settings.held_out, settings.choose_share)
     except UserError as error:
         return None, f"its subsets cannot be drawn again ({error})"
     if subsets.counts() != origin.get("parts"):
@@ -271,7 +271,7 @@ def own_subsets(
 
 
 def _other_data(folder: Path, films: Films, name: str) -> str:
-    """Why a detector's subsets are not among the rows here. That the films are others is said only when it is known."""
+    """Why a detector's subsets are not among the rows here. It says that the films are others only if that is known."""
     seen = films_seen(folder, films, np.arange(len(films)))
     if seen.answer == "seen":
         return f"it was fitted on films of this set in another form ({name}), so its subsets cannot be drawn again"
@@ -293,16 +293,16 @@ def trivial_of(
     tested = {name: values[_at(index, test.rows)] for name, values in scores.items()}
     if subsets is None:
         return tested, dict.fromkeys(tested, float("nan"))
-    held = _at(index, subsets.calibrate)
+    calibration_rows = _at(index, subsets.calibrate)
     rate = measured.detector.false_alarms
-    return tested, {name: Calibration.of(values[held]).threshold(rate) for name, values in scores.items()}
+    return tested, {name: Calibration.of(values[calibration_rows]).threshold(rate) for name, values in scores.items()}
 
 
 def needed_rows(measured: Sequence[Measured], test: TestFilms) -> Rows:
     """Every film that a trivial detector looks at for any of the detectors."""
     subsets = [run.subsets for run in measured if run.subsets is not None]
-    used = [rows for subset in subsets for rows in (subset.fit, subset.held_out)]
-    return np.unique(np.concatenate([test.rows, test.normals, *used]))
+    fitting_rows = [rows for subset in subsets for rows in (subset.fit, subset.held_out)]
+    return np.unique(np.concatenate([test.rows, test.normals, *fitting_rows]))
 
 
 def _at(index: dict[int, int], rows: Rows) -> Rows:
@@ -310,19 +310,19 @@ def _at(index: dict[int, int], rows: Rows) -> Rows:
 
 
 def score_films(
-    detector: AnomalyDetector, films: Films, rows: Rows, what: str, places: Places | None = None
+    detector: AnomalyDetector, films: Films, rows: Rows, description: str, places: Places | None = None
 ) -> tuple[dict[str, Floats], Heat | None]:
     """Every score of the rows, the chosen one first, and the heat of those rows that have a place, in its order."""
     batches: dict[str, list[Floats]] = {}
     heat: dict[int, Heat] = {}
-    wanted = set(places.rows.tolist()) if places is not None else set()
+    placed_rows = set(places.rows.tolist()) if places is not None else set()
     start = 0
-    for images in film_batches(films, rows, what):
+    for images in film_batches(films, rows, description):
         scored = detector.score(images, all_scores=True, restore=False)
         for name, values in {CHOSEN: scored.score, **scored.scores}.items():
             batches.setdefault(name, []).append(values)
         numbered = enumerate(rows[start : start + len(images)].tolist())
-        heat |= {row: scored.heat[place] for place, row in numbered if row in wanted}
+        heat |= {row: scored.heat[place] for place, row in numbered if row in placed_rows}
         start += len(images)
     stacked = np.stack([heat[row] for row in places.rows.tolist()]) if places is not None else None
     return {name: np.concatenate(values) for name, values in batches.items()}, stacked
@@ -333,12 +333,12 @@ def _agree(detector: AnomalyDetector, scores: Floats) -> bool:
     return len(stored) == len(scores) and bool(np.abs(np.sort(scores) - stored).max() < _SAME * max(stored.std(), 1))
 
 
-def abnormal_truth(manifest: Manifest, rows: Rows, least: int) -> dict[str, Floats]:
-    """For each finding, truth (N,): 1 with it, 0 normal, NaN otherwise; findings in at least ``least`` films only."""
+def abnormal_truth(manifest: Manifest, rows: Rows, min_films: int) -> dict[str, Floats]:
+    """For each finding, truth (N,): 1 with it, 0 normal, NaN otherwise; findings in ``min_films`` films or more."""
     normal = manifest.table["normal"].to_numpy(np.float64)[rows]
     truths: dict[str, Floats] = {}
     for label in manifest.labels:
         has = (manifest.table[f"label:{label}"].to_numpy(np.float64)[rows] == 1) & (normal == 0)
-        if has.sum() >= least:
+        if has.sum() >= min_films:
             truths[label] = np.where(has, 1.0, np.where(normal == 1, 0.0, np.nan))
     return truths

@@ -1,6 +1,6 @@
 """Patch maps: how far each position of a film is from normal, the scores read from them, and the detector they make.
 
-:class:`Evidence` is what the networks say about a batch of films, each network run at most once. A :class:`PatchMap`
+:class:`Evidence` holds the networks' outputs for a batch of films, each network run at most once. A :class:`PatchMap`
 turns it into one number for every position; normal films fill its buffers, among them its standard, by which a map is
 read in sd of normal films whatever it was made from. A score of ``SCORES`` draws one number a film from a map, with a
 fixed direction: larger = more abnormal.
@@ -55,10 +55,10 @@ def settle(model: Method) -> Method:
 
 
 class Evidence:
-    """What a model says about films (B, C, S, S) in [0, 1]. A network runs when it is asked, and once.
+    """A model's outputs for films (B, C, S, S) in [0, 1]. A network runs when its output is needed, and once.
 
-    ``surprising`` is the standard of the student's surprise, by which the second pass knows what to hide. What the
-    model cannot do must not be asked: :func:`possible_maps` says what it can.
+    ``surprising`` is the standard of the student's surprise, by which the second pass chooses what to hide. Only
+    outputs that the model has may be read: :func:`possible_maps` lists its maps.
     """
 
     def __init__(self, model: Method, images: Tensor, surprising: Standard | None = None) -> None:
@@ -122,7 +122,7 @@ class Evidence:
         if not isinstance(self._model, AFiRe):
             return self._model.restore(self._images, hidden_BL)
         assert self._model.decoder is not None
-        patches: Tensor = self._model.decoder(self.student_tokens, hidden_BL)  # the student need not look again
+        patches: Tensor = self._model.decoder(self.student_tokens, hidden_BL)  # the student has run already
         return patches
 
     def _surprise(self, tokens: Tensor, network: Network) -> Tensor:
@@ -150,7 +150,7 @@ def suspicious(surprise_BL: Tensor) -> Tensor:
 
 
 Pass = Callable[[str], Iterable[Evidence]]
-"""One pass over normal films; its argument names the pass for people who wait."""
+"""One pass over normal films; its argument is the description shown with the progress."""
 
 
 class PatchMap(Fitted, ABC):
@@ -166,20 +166,20 @@ class PatchMap(Fitted, ABC):
     def forward(self, evidence: Evidence) -> Tensor: ...
 
     def learn(self, normals: Pass) -> None:
-        """What :meth:`forward` has to know of normal films; nothing, for most maps."""
+        """What :meth:`forward` needs from normal films; nothing, for most maps."""
 
     def fit(self, normals: Pass) -> None:
-        """Fill the buffers from normal films: what the map must know, and its standard."""
+        """Fill the buffers from normal films: what the map needs, and its standard."""
         fit_maps([self], normals)
 
 
 @torch.no_grad()
-def fit_maps(maps: Sequence[PatchMap], normals: Pass, what: str = "maps of normal films") -> None:
+def fit_maps(maps: Sequence[PatchMap], normals: Pass, description: str = "maps of normal films") -> None:
     """Fit maps together: their standards share one pass over the films."""
     for patch_map in maps:
         patch_map.learn(normals)
     batches: list[list[Tensor]] = [[] for _ in maps]
-    for evidence in normals(what):
+    for evidence in normals(description):
         for values, patch_map in zip(batches, maps, strict=True):
             values.append(patch_map(evidence))
     for values, patch_map in zip(batches, maps, strict=True):
@@ -353,7 +353,7 @@ class MapDetector(AnomalyDetector):
     def __init__(self, model: Method, settings: DetectorConfig | None = None) -> None:
         super().__init__(settle(model), model.config, model.grid, settings or DetectConfig())
         self.maps = nn.ModuleDict({patch_map.name: patch_map for patch_map in possible_maps(model)})
-        self.choice = unchosen(TokenGaussian.name)  # which every model has
+        self.choice = unchosen(TokenGaussian.name)  # every model has it
 
     @classmethod
     def build(cls, config: Config, settings: DetectorConfig) -> Self:
@@ -377,26 +377,28 @@ class MapDetector(AnomalyDetector):
     def fit(self, normals: NormalFilms) -> None:
         """The student's surprise first: its standard decides what the second pass hides."""
         maps = self._maps
-        first = [maps.pop(StudentSurprise.name)] if StudentSurprise.name in maps else []
-        if first:
-            fit_maps(first, lambda what: self._evidence(normals, what, _SURPRISED), "what is surprising")
-        fit_maps(list(maps.values()), lambda what: self._evidence(normals, what))
+        student_maps = [maps.pop(StudentSurprise.name)] if StudentSurprise.name in maps else []
+        if student_maps:
+            fit_maps(
+                student_maps, lambda description: self._evidence(normals, description, _SURPRISED), "what is surprising"
+            )
+        fit_maps(list(maps.values()), lambda description: self._evidence(normals, description))
 
-    def _evidence(self, normals: NormalFilms, what: str, most: int | None = None) -> Iterable[Evidence]:
-        for images in normals.batches(what, most):
+    def _evidence(self, normals: NormalFilms, description: str, limit: int | None = None) -> Iterable[Evidence]:
+        for images in normals.batches(description, limit):
             yield Evidence(self.model, self.prepared(images), self.surprising)
 
     def look(self, images: Tensor, names: Sequence[str] | None, restore: bool) -> Look:
         evidence, maps = Evidence(self.model, images, self.surprising), self._maps
-        wanted = [name for name, score in SCORES.items() if score.map in maps] if names is None else names
-        raw = {name: maps[name](evidence) for name in dict.fromkeys(SCORES[n].map for n in wanted) if name in maps}
+        score_names = [name for name, score in SCORES.items() if score.map in maps] if names is None else names
+        raw = {name: maps[name](evidence) for name in dict.fromkeys(SCORES[n].map for n in score_names) if name in maps}
         standard = {name: maps[name].standard(values) for name, values in raw.items()}
-        chosen = [SCORES[name].map for name in self.choice.names]
+        map_names = [SCORES[name].map for name in self.choice.names]
         if self.device.type == "mps":  # which has no double precision
             raw, standard = ({name: values.cpu() for name, values in maps.items()} for maps in (raw, standard))
         return Look(
-            scores=film_scores(raw, standard, wanted),
-            heat=torch.stack([standard[name] for name in chosen]).mean(dim=0),
+            scores=film_scores(raw, standard, score_names),
+            heat=torch.stack([standard[name] for name in map_names]).mean(dim=0),
             restored=self._restored(images, evidence) if restore else None,
         )
 
@@ -415,5 +417,5 @@ class MapDetector(AnomalyDetector):
 
     @property
     def surprising(self) -> Standard | None:
-        """By which the second pass knows what to hide; None where the model has no prototypes."""
+        """By which the second pass chooses what to hide; None where the model has no prototypes."""
         return self._maps[StudentSurprise.name].standard if StudentSurprise.name in self.maps else None

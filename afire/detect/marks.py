@@ -1,8 +1,8 @@
-"""What people think of a detector's verdicts: the marks that the page of `afire detect run` saves, read as labels.
+"""Readers' marks on a detector's verdicts: what the page of `afire detect run` saves, read as labels.
 
 A mark agrees or disagrees with the verdict that stood beside the film when it was made. Both are in the file, so that a
-mark means the same whatever the threshold is later. Who marks has seen the verdict: such labels favour the detector,
-and results say so.
+mark means the same whatever the threshold is later. The reader has seen the verdict, so such labels favour the
+detector, and results say so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TAKES = "--labels takes the marks.csv that the page of `afire detect run` saves
 
 @dataclass(frozen=True)
 class Mark:
-    """What somebody thinks of a film's verdict; ``threshold`` is the score from which on films were flagged then."""
+    """A reader's mark on a film's verdict; ``threshold`` is the score from which films were flagged at the time."""
 
     file: str
     mark: str
@@ -94,20 +94,20 @@ def _separator(text: str) -> str:
     return max(_SEPARATORS, key=header.count)
 
 
-def _mark(cells: Mapping[str, str], where: str) -> Mark:
+def _mark(cells: Mapping[str, str], position: str) -> Mark:
     absent = [name for name in _NEEDED if name not in cells]
     if absent:
-        raise UserError(f"{where}: the line ends before the column {absent[0]!r}; save the marks again.")
+        raise UserError(f"{position}: the line ends before the column {absent[0]!r}; save the marks again.")
     mark, verdict = cells["mark"].strip().lower(), cells["verdict"].strip().lower()
     if mark not in (AGREE, DISAGREE, UNSURE, ""):
-        raise UserError(f"{where}: the mark is {cells['mark']!r}; marks are {AGREE}, {DISAGREE} and {UNSURE}.")
+        raise UserError(f"{position}: the mark is {cells['mark']!r}; marks are {AGREE}, {DISAGREE} and {UNSURE}.")
     if verdict not in _VERDICTS:
-        raise UserError(f"{where}: the verdict is {cells['verdict']!r}; verdicts are {', '.join(_VERDICTS)}.")
+        raise UserError(f"{position}: the verdict is {cells['verdict']!r}; verdicts are {', '.join(_VERDICTS)}.")
     threshold = cells["threshold"].strip()
     try:
         number = float(threshold) if threshold else None
     except ValueError:
-        raise UserError(f"{where}: the threshold {threshold!r} is not a number; save the marks again.") from None
+        raise UserError(f"{position}: the threshold {threshold!r} is not a number; save the marks again.") from None
     return Mark(as_written(cells["file"]), mark, verdict, number, cells["model"].strip())
 
 
@@ -120,37 +120,37 @@ def as_written(cell: str) -> str:
 def label_by_marks(marks: Marks, manifest: Manifest) -> tuple[Manifest, str]:
     """The manifest in which only marked films are normal or not, and a message that counts them."""
     row_of = {name: row for row, name in enumerate(manifest.table["image"])}
-    here = [mark for file, mark in marks.films.items() if file in row_of]
-    if not here:
-        first = next(iter(marks.films))
+    matches = [mark for file, mark in marks.films.items() if file in row_of]
+    if not matches:
+        example = next(iter(marks.films))
         raise UserError(
-            f"none of the {len(marks.films):,} films in {marks.name} (the first is {first}) is in --data; build that "
+            f"none of the {len(marks.films):,} films in {marks.name} (the first is {example}) is in --data; build that "
             "from the folder that was given to `afire detect run`."
         )
     normal = np.full(len(manifest), np.nan)
-    for mark in here:
+    for mark in matches:
         if mark.abnormal is not None:
             normal[row_of[mark.file]] = 1 - mark.abnormal
     table = manifest.table.assign(normal=normal)
-    return Manifest(table, manifest.root, manifest.info), _counts(marks, here)
+    return Manifest(table, manifest.root, manifest.info), _counts(marks, matches)
 
 
 def plan_marked_test(marks: Marks, manifest: Manifest, split: Split | None, protocol: Name) -> TestFilms:
     """The test by marks instead of labels: every marked film, unless a split or a protocol says which."""
     if protocol == "chexpert250":
         raise UserError("--protocol chexpert250 is about labels of CheXpert; leave out --labels.")
-    marked, counted = label_by_marks(marks, manifest)
+    marked, summary = label_by_marks(marks, manifest)
     test = plan_test(marked, split, "all" if protocol == "auto" and split is None else protocol)
-    return replace(test, message=f"{test.message}; {counted}", own_labels=True)
+    return replace(test, message=f"{test.message}; {summary}", own_labels=True)
 
 
-def _counts(marks: Marks, here: Sequence[Mark]) -> str:
-    kinds = Counter(_kind(mark) for mark in here)
+def _counts(marks: Marks, matches: Sequence[Mark]) -> str:
+    kinds = Counter(_kind(mark) for mark in matches)
     left_out = {name: kinds[name] for name in ("unsure", "without a mark", "without a verdict")}
-    left_out["not in --data"] = len(marks.films) - len(here)
-    words = ", ".join(f"{count:,} {name}" for name, count in left_out.items() if count)
+    left_out["not in --data"] = len(marks.films) - len(matches)
+    summary = ", ".join(f"{count:,} {name}" for name, count in left_out.items() if count)
     return f"labels are the marks of {marks.name}: {kinds['abnormal']:,} films abnormal, {kinds['normal']:,} normal" + (
-        f"; left out: {words}" if words else ""
+        f"; left out: {summary}" if summary else ""
     )
 
 
@@ -169,22 +169,24 @@ def mark_notes(marks: Marks, detectors: Mapping[str, tuple[str, float]]) -> list
         "labels"
     ]
     made_on = {mark.model for mark in marks.films.values() if mark.abnormal is not None}
-    own = {name: threshold for name, (known, threshold) in detectors.items() if known in made_on}
-    others = sorted(made_on - {known for known, _ in detectors.values()})
-    strange = [name for name in detectors if name not in own]
-    if others:
-        hashes = ", ".join(other[:12] or "unknown" for other in others)
+    own_thresholds = {name: threshold for name, (model_hash, threshold) in detectors.items() if model_hash in made_on}
+    other_models = sorted(made_on - {model_hash for model_hash, _ in detectors.values()})
+    strange = [name for name in detectors if name not in own_thresholds]
+    if other_models:
+        hashes = ", ".join(model[:12] or "unknown" for model in other_models)
         notes.append(f"marks in {marks.name} were made on verdicts of a detector that is not tested here ({hashes})")
-    if strange and own:
+    if strange and own_thresholds:
         notes.append(f"no mark in {marks.name} was made on verdicts of {', '.join(strange)}")
-    used = sorted({mark.threshold for mark in marks.films.values() if mark.threshold is not None})
-    moved = [value for value in used if not any(_equal(value, threshold) for threshold in own.values())]
-    if own and moved:
+    thresholds = sorted({mark.threshold for mark in marks.films.values() if mark.threshold is not None})
+    moved = [
+        value for value in thresholds if not any(_equal(value, threshold) for threshold in own_thresholds.values())
+    ]
+    if own_thresholds and moved:
         span = f"{moved[0]:.4g}" if len(moved) == 1 else f"{moved[0]:.4g} to {moved[-1]:.4g}"
-        theirs = ", ".join(f"{threshold:.4g}" for threshold in own.values())
+        theirs = ", ".join(f"{threshold:.4g}" for threshold in own_thresholds.values())
         notes.append(f"some marks were made at other thresholds ({span}) than that of the detector ({theirs})")
     return notes
 
 
-def _equal(one: float, other: float) -> bool:
-    return abs(one - other) <= _SAME_THRESHOLD * max(1.0, abs(other))
+def _equal(first: float, second: float) -> bool:
+    return abs(first - second) <= _SAME_THRESHOLD * max(1.0, abs(second))

@@ -90,9 +90,9 @@ def shrunken(weights: Tensor, limit: float) -> Tensor:
 
     Where none reaches the limit all stay: a place without any item could learn nothing.
     """
-    kept = torch.where(weights > limit, weights, 0.0)
-    total = kept.sum(dim=-1, keepdim=True)
-    return torch.where(total > 0, kept / total.clamp_min(_NOTHING), weights)
+    remaining = torch.where(weights > limit, weights, 0.0)
+    total = remaining.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, remaining / total.clamp_min(_NOTHING), weights)
 
 
 def entropy_of(weights: Tensor) -> Tensor:
@@ -118,15 +118,15 @@ class MemoryAutoencoder(FilmLearner):
         self.memory.initialise(generator)
 
     def forward(self, views: Views) -> Outputs:
-        drawn, weights = self.draw(views["images"])
-        return {"drawn": drawn, "weights": weights, "images": views["images"]}
+        drawing, weights = self.draw(views["images"])
+        return {"drawn": drawing, "weights": weights, "images": views["images"]}
 
     def draw(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The film as drawn from the memory (B, 1, s, s), and the weights (B, Q, N) of its items."""
         features_BDhw = self.encoder(images)
         remembered_BQD, weights = self.memory(features_BDhw.flatten(2).transpose(1, 2))
-        drawn: Tensor = self.decoder(remembered_BQD.transpose(1, 2).view_as(features_BDhw))
-        return drawn, weights
+        drawing: Tensor = self.decoder(remembered_BQD.transpose(1, 2).view_as(features_BDhw))
+        return drawing, weights
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         with full_precision(outputs["drawn"]):
@@ -148,8 +148,8 @@ class MemAE(LearnedDetector):
     model: MemoryAutoencoder
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        seen = self.model.seen(images)
-        drawn, _ = self.model.draw(seen)
-        errors = (drawn - seen).square()
-        restored = restored_films(drawn, images) if restore else None
+        inputs = self.model.as_inputs(images)
+        drawing, _ = self.model.draw(inputs)
+        errors = (drawing - inputs).square()
+        restored = restored_films(drawing, images) if restore else None
         return Examined({SCORE: errors.mean(dim=(1, 2, 3))}, by_place(errors, self.grid), restored)

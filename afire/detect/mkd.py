@@ -1,15 +1,14 @@
-"""MKD: a small network that learnt to answer as a large one does on normal films; elsewhere the two disagree.
+"""MKD: a small network that learnt to imitate a large one on normal films; elsewhere the two disagree.
 
 After the paper (Salehi et al., "Multiresolution Knowledge Distillation for Anomaly Detection", CVPR 2021). A
 frozen, pre-trained source network and a smaller cloner look at the same film. At several critical layers the cloner
 has to give what the source gives, in value (squared difference) and in direction (one minus the cosine of the whole
-layer). It sees normal films only, and knows no answer to anything else. A film's score is the loss that is left.
+layer). It is trained on normal films only, and fails on anything else. A film's score is the loss that is left.
 
 Ours: a vision transformer in place of VGG-16, with the tokens after each quarter of its blocks in place of the last
 layers of its convolutional blocks. The cloner is a transformer of half the width with one block to each critical
 layer, and a linear map from its tokens to the source's. Tokens are in sd of
-normal films. The map is the loss of
-each place; the paper takes the gradient of the loss by the pixels.
+normal films. The map is the loss of each place; the paper takes the gradient of the loss by the pixels.
 
 Shapes: B films, P critical layers, L positions, D width of the source's tokens.
 """
@@ -88,7 +87,9 @@ class Cloner(nn.Module):
 
     def forward(self, normalised: Tensor) -> Tensor:
         levels = self.encoder.levels(normalised, range(1, len(self.answers) + 1))
-        return torch.stack([answer(level[:, 1:]) for answer, level in zip(self.answers, levels, strict=True)], dim=1)
+        return torch.stack(
+            [projection(level[:, 1:]) for projection, level in zip(self.answers, levels, strict=True)], dim=1
+        )
 
 
 class SourceAndCloner(LevelLearner):
@@ -103,9 +104,9 @@ class SourceAndCloner(LevelLearner):
         assert isinstance(self.options, MKDSettings)
         self.cloner = Cloner(config, len(self.after), self.options.width)
         initialise(self.cloner, torch.Generator().manual_seed(config.seed ^ _CLONER))
-        given = self.options.direction
-        self.balances = given is None
-        self.register_buffer("weight", torch.tensor(1.0 if given is None else given))
+        direction = self.options.direction
+        self.balances = direction is None
+        self.register_buffer("weight", torch.tensor(1.0 if direction is None else direction))
 
     @torch.no_grad()
     def prepare(self, epoch: int, films: AllFilms) -> None:
@@ -125,7 +126,7 @@ class SourceAndCloner(LevelLearner):
         return {"source": source, "cloned": cloned}
 
     def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What source and cloner give at the critical layers, each (B, P, L, D)."""
+        """Tokens of source and cloner at the critical layers, each (B, P, L, D)."""
         return self.tokens(images), self.cloner(self.normalise(images))
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:

@@ -1,5 +1,5 @@
-"""What normal films say, kept as modules: the standard of a map, the Gaussian of a feature, the calibration of a score,
-the domain of a detector.
+"""Statistics of normal films, kept as modules: the standard of a map, the Gaussian of a feature, the calibration of a
+score, the domain of a detector.
 
 Their buffers are filled by normal films. Being modules, they move, are saved and are loaded with the detector that
 holds them.
@@ -43,12 +43,12 @@ _POSITIONS = ("inverted", "upside down", "upside down and mirrored", *("turned o
 class Fitted(nn.Module):
     """A module whose buffers take the shape of what was fitted, and of what is loaded."""
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         for name, buffer in self._buffers.items():
             loaded = state_dict.get(prefix + name)
             if loaded is not None and buffer is not None:
                 self._buffers[name] = torch.empty_like(loaded, device=buffer.device)
-        super()._load_from_state_dict(state_dict, prefix, *others)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 
 class OnCpu(Fitted):
@@ -266,7 +266,7 @@ class Domain(OnCpu):
         return domain
 
     def fit(self, ranks_NP: Tensor) -> None:
-        """Learn from rank pictures of normal films; those that lie on their side or are negatives teach nothing."""
+        """Learn from rank pictures of normal films; those that lie on their side or are negatives are left out."""
         gains = _gain_by_turning(ranks_NP, _typical(ranks_NP))[0]
         upright = ranks_NP[gains <= 0]
         if 2 * len(upright) < len(ranks_NP):  # the films have no position in common
@@ -291,15 +291,14 @@ class Domain(OnCpu):
         return self.verdicts(images, infos)[0]
 
     def warnings(self, images: Tensor) -> list[list[str]]:
-        """What to bear in mind about the scores of films (B, C, S, S) that are scored; empty for films like those of
-        the fit."""
+        """Warnings about films (B, C, S, S) that are scored; empty for films like those of the fit."""
         return self.verdicts(images)[1]
 
     def _objections(self, gray: Tensor, ranks: Tensor, infos: Sequence[FilmInfo] | None) -> list[list[str]]:
         blank = (gray.amax(dim=(1, 2, 3)) - gray.amin(dim=(1, 2, 3)) < _FLAT).tolist()
         knows_chests = bool(self.chest.any())
         reference = self.chest if knows_chests else self.typical
-        least = CHEST if knows_chests else self.least_likeness
+        limit = CHEST if knows_chests else self.least_likeness
         gain, position = (values.tolist() for values in _gain_by_turning(ranks, reference))
         likeness = (ranks @ reference).tolist()
         objections = []
@@ -309,17 +308,17 @@ class Domain(OnCpu):
             if blank[number]:
                 messages.append("blank: one grey level")
             elif not colour:
-                what = "not a frontal chest film" if knows_chests else "unlike the training films"
-                messages += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]], least, what)
+                complaint = "not a frontal chest film" if knows_chests else "unlike the training films"
+                messages += self._unlike(likeness[number], gain[number], _POSITIONS[position[number]], limit, complaint)
             objections.append(messages)
         return objections
 
-    def _unlike(self, likeness: float, gain: float, position: str, least: float, what: str) -> list[str]:
+    def _unlike(self, likeness: float, gain: float, position: str, limit: float, complaint: str) -> list[str]:
         # What resembles a chest in no position is not called a turned one.
-        if gain > self.most_gain and likeness + gain >= least:
+        if gain > self.most_gain and likeness + gain >= limit:
             return [f"looks {position}"]
-        if gain > self.most_gain or likeness < least:
-            return [f"{what} (likeness {likeness:.2f}, at least {least:.2f})"]
+        if gain > self.most_gain or likeness < limit:
+            return [f"{complaint} (likeness {likeness:.2f}, at least {limit:.2f})"]
         return []
 
     def _warnings(self, ranks: Tensor) -> list[list[str]]:
@@ -331,20 +330,20 @@ class Domain(OnCpu):
         ]
 
     def limits(self) -> dict[str, float]:
-        """What is kept of it as JSON, beside its tensors."""
+        """What is saved as JSON, beside the tensors."""
         return {"least_likeness": self.least_likeness, "most_gain": self.most_gain}
 
     def set_limits(self, limits: Mapping[str, Any]) -> None:
-        """Take what :meth:`limits` gave."""
+        """Restore what :meth:`limits` returned."""
         self.least_likeness = float(limits["least_likeness"])
         self.most_gain = float(limits.get("most_gain", TURNED[0]))
 
 
 @lru_cache(maxsize=1)
 def typical_chest() -> Tensor:
-    """(P,) of mean 0 and length 1: the median rank picture of drawn chests in health, which no scanner has taken."""
-    drawn = draw_batch(_CHEST_SEED, range(_CHESTS), _CHEST_SIZE, diseases=())
-    return _typical(rank_pictures(torch.from_numpy(drawn.images)))
+    """(P,) of mean 0 and length 1: the median rank picture of healthy phantoms, which depends on no scanner."""
+    phantoms = draw_batch(_CHEST_SEED, range(_CHESTS), _CHEST_SIZE, diseases=())
+    return _typical(rank_pictures(torch.from_numpy(phantoms.images)))
 
 
 def rank_pictures(gray_B1SS: Tensor) -> Tensor:
@@ -369,12 +368,12 @@ def _ranks(values_NP: Tensor) -> Tensor:
 def _gain_by_turning(ranks_NP: Tensor, typical_P: Tensor) -> tuple[Tensor, Tensor]:
     """How much more typical another position is than the given one (N,), negative for most; and which it is (N,).
 
-    A film that is only mirrored is not told apart: it differs from an upright one by little but the heart.
+    A film that is only mirrored is not recognised: it differs from an upright one by little but the heart.
     """
     picture = typical_P.view(SIDE, SIDE)
     on_its_side = [turn for side in (picture, picture.flip(0)) for turn in (side.rot90(1), side.rot90(3))]
-    others = torch.stack([-picture, picture.rot90(2), picture.flip(0), *on_its_side]).flatten(1)
-    best = (ranks_NP @ others.T).max(dim=1)
+    positions = torch.stack([-picture, picture.rot90(2), picture.flip(0), *on_its_side]).flatten(1)
+    best = (ranks_NP @ positions.T).max(dim=1)
     return best.values - ranks_NP @ typical_P, best.indices
 
 

@@ -3,12 +3,12 @@
 After the paper (Schlueter et al., "Natural Synthetic Anomalies for Self-Supervised Anomaly Detection and
 Localization", ECCV 2022). One to three patches of another film, scaled, are blended into a film (Poisson blending), and
 a network learns to say of every place how much it was changed: a bounded function of the change in grey levels, so
-that a patch that happens to fit is not called a defect. A film's score is the mean of what the network says.
+that a patch that happens to fit is not called a defect. A film's score is the mean of the network's outputs.
 
 Ours: patches are cut from the chest and put around points of the lungs, half of them mirrored, and blended in either
 of the paper's two ways; half of the films with anything on them have smooth haze on their lungs in place of patches
 (``haze=0`` for none), half of all films have nothing on them (``clean=0`` for none). Every film, clean or not, is
-turned, bent in its grey curve, blurred and strewn with noise, so that what resampling does to a patch does not give it
+turned, changed in its grey curve, blurred and given noise, so that what resampling does to a patch does not give it
 away. A small residual network with group normalisation, 4 pixels to a place, in place of a ResNet-18 with a decoder;
 the change is averaged over its surroundings, not median-filtered.
 
@@ -30,11 +30,19 @@ from pydantic import Field
 from torch import Tensor
 
 from afire.config import Config, Section
-from afire.detect.learned import Examined, LearnedConfig, LearnedDetector, TrainConfig, by_place, check_halvings
+from afire.detect.learned import (
+    Examined,
+    LearnedConfig,
+    LearnedDetector,
+    TrainConfig,
+    by_place,
+    check_halvings,
+    read_donors,
+)
 from afire.detect.maps import peak
 from afire.lesions.augment import AugmentSettings, augmented
 from afire.lesions.blend import Blend
-from afire.lesions.pastes import Donors, change_labels, donor_rows, naturally_pasted
+from afire.lesions.pastes import Donors, change_labels, naturally_pasted
 from afire.lesions.places import keyed, unit
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, ReadFilms, Views
@@ -45,7 +53,6 @@ from afire.tasks.settings import DETECTION_LESIONS
 
 _STRIDES = (2, 2, 2)  # behind a stem that halves as well
 _HALVINGS, _CELL = 4, 8
-_READ = 64  # films at a time
 _ABNORMAL, _FAINT = 0.05, 0.1  # share of places, and size of the last kernel, that the network starts with
 _KINDS = 0x115A  # keeps the draws of what a film gets apart from those of the pastes themselves
 HAZE = DETECTION_LESIONS.model_copy(update={"haze": 1.0})
@@ -98,43 +105,40 @@ class DefectFinder(Learner):
         # No buffers: pixels of patients must not be saved with the weights.
         self.donors: Donors | None = None
         initialise_conv(self, torch.Generator().manual_seed(config.seed))
-        # It starts by saying of every place what most places are: to learn that first would take many steps.
+        # It starts by predicting for every place what most places are: to learn that first would take many steps.
         assert self.head.last.bias is not None
         self.head.last.weight.data.mul_(_FAINT)
         self.head.last.bias.data.fill_(math.log(_ABNORMAL / (1 - _ABNORMAL)))
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
-        chosen = donor_rows(rows, self.options.donors, self.config.seed)
-        parts = (chosen[start : start + _READ] for start in range(0, len(chosen), _READ))
-        films = [shrunk(read(some)[:, :1], self.side) for some in parts]
-        self.donors = Donors.of(torch.cat(films)) if films else None
+        self.donors = read_donors(rows, self.options.donors, self.config.seed, read, self.side)
 
     def views(self, images: Tensor, keys: Keys) -> Views:
         films = shrunk(images[:, :1], self.side)
-        drawn = self.drawn(films, keys)
+        drawing = self.with_defects(films, keys)
         options = self.options
-        labels = change_labels(films, drawn, options.label, options.label_steepness, options.label_middle)
-        seen, labels_too = augmented(
-            drawn, labels, seed=keys.seed, epoch=keys.epoch, rows=keys.rows, settings=options.augment
+        labels = change_labels(films, drawing, options.label, options.label_steepness, options.label_middle)
+        inputs, labels_too = augmented(
+            drawing, labels, seed=keys.seed, epoch=keys.epoch, rows=keys.rows, settings=options.augment
         )
         assert labels_too is not None
-        return {"images": standardised(seen), "labels": F.avg_pool2d(labels_too, self.side // self.places)}
+        return {"images": standardised(inputs), "labels": F.avg_pool2d(labels_too, self.side // self.places)}
 
     @property
     def places(self) -> int:
         """Along a side of the map."""
         return self.side // 4
 
-    def drawn(self, films_B1ss: Tensor, keys: Keys) -> Tensor:
+    def with_defects(self, films_B1ss: Tensor, keys: Keys) -> Tensor:
         """Films in [0, 1] with patches, with haze, or as they are."""
         numbers = unit(keyed(keys.seed ^ _KINDS, keys.epoch, keys.rows, 1, 1)[:, 0, 0, :2])
         clean, hazy = numbers[:, 0] < self.options.clean, numbers[:, 1] < self.options.haze
         films = films_B1ss.clone()
-        for some, draw in ((~clean & hazy, self._with_haze), (~clean & ~hazy, self._with_patches)):
-            which = some.nonzero()[:, 0]
-            if len(which):
-                here = which.to(films.device)
-                films[here] = draw(films_B1ss[here], keys._replace(rows=keys.rows[which]))
+        for mask, draw in ((~clean & hazy, self._with_haze), (~clean & ~hazy, self._with_patches)):
+            indices = mask.nonzero()[:, 0]
+            if len(indices):
+                places = indices.to(films.device)
+                films[places] = draw(films_B1ss[places], keys._replace(rows=keys.rows[indices]))
         return films
 
     def _with_patches(self, films_B1ss: Tensor, keys: Keys) -> Tensor:
@@ -164,10 +168,10 @@ class DefectFinder(Learner):
         loss = distributed.with_global_value(loss)
         return Losses({"places": loss}, loss)
 
-    def said(self, images: Tensor) -> Tensor:
+    def abnormality(self, images: Tensor) -> Tensor:
         """How abnormal each place of films (B, C, S, S) in [0, 1] is: (B, 1, h, w), in [0, 1]."""
-        seen = standardised(shrunk(images[:, :1], self.side))
-        return torch.sigmoid(self.head(self.encoder.levels(seen)))
+        inputs = standardised(shrunk(images[:, :1], self.side))
+        return torch.sigmoid(self.head(self.encoder.levels(inputs)))
 
 
 class NSA(LearnedDetector):
@@ -191,6 +195,6 @@ class NSA(LearnedDetector):
         return side, side
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        said = self.model.said(images)
-        places = said.flatten(1)
-        return Examined({SCORE: places.mean(dim=1), "peak": peak(places)}, by_place(said, self.grid))
+        abnormality = self.model.abnormality(images)
+        places = abnormality.flatten(1)
+        return Examined({SCORE: places.mean(dim=1), "peak": peak(places)}, by_place(abnormality, self.grid))

@@ -5,7 +5,7 @@
     OUT/results.jsonl                         written by the finish, which then removes the shards
 
 A batch is the same films in any number of shards, and is computed by one thread, so that its bits are the same too.
-Films are seen as they are packed: nothing is decoded, and places are those on the packed film.
+Films are used as they are packed: nothing is decoded, and places are those on the packed film.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from afire.processes import usable_cores
 from afire.progress import progress
 
 SHARDS = "shards"
-PIECE = 1024  # films of a shard where nobody says how many shards
+PIECE = 1024  # films of a shard where the number of shards is not set
 _STEM, _SUFFIX = "results", ".jsonl"
 _AGAIN = "`afire detect run --data PACK --shard`"
 
 
 @dataclass(frozen=True)
 class PackedRun:
-    """What to run over which pack. ``draw_in`` gives what draws pictures in a folder; it is called in threads."""
+    """A detector and its pack. ``draw_in`` makes the function that draws pictures in a folder, which threads call."""
 
     detector: AnomalyDetector
     model_hash: str
@@ -80,12 +80,12 @@ class PackedRun:
 
 
 def shards_of(films: int, count: int | None = None) -> int:
-    """The number of shards that was asked for, else shards of about a thousand films: a kill loses no more."""
+    """``count`` shards, else shards of about a thousand films, so that a kill loses no more."""
     return count or max(1, -(-films // PIECE))
 
 
 def score_shard(run: PackedRun, shard: Shard) -> int:
-    """Score a shard, unless it is whole already; how many films were scored."""
+    """Score a shard unless it is finished; returns the number of films scored."""
     store = run.store(shard.count)
     if store.read(shard) is not None:
         return 0
@@ -108,8 +108,8 @@ def finish_run(run: PackedRun, count: int) -> list[FilmResult]:
     lines = [store.data(shard).read_text(encoding="utf-8") for shard in all_shards(count)]
     write_text(run.out / JOURNAL, json.dumps({"run": run.header()}) + "\n" + "".join(lines))
     shutil.rmtree(store.folder, ignore_errors=True)
-    for left in run.out.glob(f"{WRITING}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in run.out.glob(f"{WRITING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     return read_journal(run.out / JOURNAL)[1]
 
 
@@ -132,15 +132,15 @@ def _scored(run: PackedRun, rows: range) -> Iterator[list[FilmResult]]:
 
 
 def _score(run: PackedRun, draw: Draw | None, looking: BoundedSemaphore, rows: range) -> list[FilmResult]:
-    films, found = run.films, dict[int, FilmResult]()
+    films, results = run.films, dict[int, FilmResult]()
     names, views = films.manifest.table["image"], films.manifest.table["view"]
     altered = films.altered(rows)
     for row, message in altered.items():
         reason = message.removeprefix(f"{films.folder}: ")
-        found[row] = FilmResult(row, shown_name(names.iloc[row]), UNREADABLE, objections=(reason,))
-    whole = [row for row in rows if row not in altered]
-    images = films.batch(whole).numpy() if whole else np.empty(0)
-    read = [
+        results[row] = FilmResult(row, shown_name(names.iloc[row]), UNREADABLE, objections=(reason,))
+    intact = [row for row in rows if row not in altered]
+    images = films.batch(intact).numpy() if intact else np.empty(0)
+    read_films = [
         ReadFilm(
             row,
             shown_name(names.iloc[row]),
@@ -149,48 +149,48 @@ def _score(run: PackedRun, draw: Draw | None, looking: BoundedSemaphore, rows: r
             np.rint(square[0] * 255).astype(np.uint8) if draw is not None else None,
             FilmInfo(films.size, films.size, films.summary.settings.bits, "pack", view=views.iloc[row]),
         )
-        for row, square in zip(whole, images, strict=True)
+        for row, square in zip(intact, images, strict=True)
     ]
-    found |= {
+    results |= {
         result.number: result
-        for result in results_of(run.detector, read, draw=draw, looking=looking, restore=run.restore)
+        for result in results_of(run.detector, read_films, draw=draw, looking=looking, restore=run.restore)
     }
-    return [found[row] for row in rows]
+    return [results[row] for row in rows]
 
 
 @contextmanager
 def _drawing(run: PackedRun) -> Iterator[Draw | None]:
-    """What draws: into a folder of this process, from which whole pictures are moved to their places."""
+    """The function that draws into a folder of this process, from which finished pictures are moved to their places."""
     if run.draw_in is None:
         yield None
         return
     run.out.mkdir(parents=True, exist_ok=True)
-    own = Path(tempfile.mkdtemp(dir=run.out, prefix=WRITING))
+    folder = Path(tempfile.mkdtemp(dir=run.out, prefix=WRITING))
     try:
-        yield partial(_draw_and_move, run.draw_in(own), own, run.out)
+        yield partial(_draw_and_move, run.draw_in(folder), folder, run.out)
     finally:
-        shutil.rmtree(own, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _draw_and_move(draw: Draw, own: Path, out: Path, drawing: Drawing) -> Drawn:
-    drawn = draw(drawing)
-    for name in drawn.pictures.values():
+def _draw_and_move(draw: Draw, folder: Path, out: Path, drawing: Drawing) -> Drawn:
+    pictures = draw(drawing)
+    for name in pictures.pictures.values():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (own / name).replace(out / name)
-    return drawn
+        (folder / name).replace(out / name)
+    return pictures
 
 
 def check_out(out: Path, force: bool) -> None:
     """Refuse a folder that holds the results of a finished run, unless they are to be replaced."""
-    there = [name for name in (JOURNAL, CSV, JSON, PAGE) if (out / name).exists()]
-    if there and not force:
-        raise UserError(f"{out} already holds {there[0]}; add --force to begin again, or choose another --out.")
-    for name in there:
+    existing = [name for name in (JOURNAL, CSV, JSON, PAGE) if (out / name).exists()]
+    if existing and not force:
+        raise UserError(f"{out} already holds {existing[0]}; add --force to begin again, or choose another --out.")
+    for name in existing:
         (out / name).unlink()
     if force:
         shutil.rmtree(out / SHARDS, ignore_errors=True)
 
 
 def begun_run(out: Path) -> int:
-    """How many shards were begun in the folder of a run."""
+    """The number of shards of a run that was begun in the folder."""
     return begun_count(out / SHARDS, _STEM)

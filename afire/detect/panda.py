@@ -1,11 +1,11 @@
-"""PANDA: a pre-trained trunk whose features of normal films are drawn together, but not until they are all the same.
+"""PANDA: a pre-trained trunk whose features of normal films are drawn together without becoming all the same.
 
 After the paper (Reiss et al., "PANDA: Adapting Pretrained Features for Anomaly Detection and Segmentation", CVPR
 2021). The last half of the trunk is trained so that the features of normal films come near their first mean. Left
-alone, that ends in a trunk that says the same of every film. Two ways prevent it: stop after a fixed number of updates
-(`early`), or hold every weight near its first value, the more so the more the features depend on it (`ewc`: elastic
-weight consolidation, whose stiffness is the diagonal of the Fisher information). A film's score is its mean squared
-distance from the two nearest normal films.
+alone, that ends in a trunk with the same features for every film. Two ways prevent it: stop after a fixed number of
+updates (`early`), or hold every weight near its first value, the more so the more the features depend on it (`ewc`:
+elastic weight consolidation, whose stiffness is the diagonal of the Fisher information). A film's score is its mean
+squared distance from the two nearest normal films.
 
 Ours: a vision transformer in place of a ResNet-152, its last half in place of the last two of four stages, the mean of
 its tokens in place of average-pooled features. The Fisher information is that of the features of normal films, taken
@@ -84,18 +84,20 @@ class Compacted(TrunkLearner):
         if self.options.blocks > depth:
             raise UserError(f"panda.blocks is {self.options.blocks}, but the trunk has {depth} blocks.")
         self.first = depth - (self.options.blocks or math.ceil(depth / 2))
-        for part in (*self.trunk.blocks[self.first :], self.trunk.norm):
-            part.requires_grad_(True)
+        for module in (*self.trunk.blocks[self.first :], self.trunk.norm):
+            module.requires_grad_(True)
         self.sizes = [weight.numel() for weight in self.trained()]
         self.early = self.options.against == "early"
-        held = 0 if self.early else sum(self.sizes)
+        count = 0 if self.early else sum(self.sizes)
         self.register_buffer("centre", torch.zeros(self.trunk.width))
-        self.register_buffer("start", torch.zeros(held))
-        self.register_buffer("fisher", torch.zeros(held))
+        self.register_buffer("start", torch.zeros(count))
+        self.register_buffer("fisher", torch.zeros(count))
 
     def trained(self) -> list[nn.Parameter]:
         """Weights of the last blocks and of the norm behind them, in a fixed order."""
-        return [weight for part in (*self.trunk.blocks[self.first :], self.trunk.norm) for weight in part.parameters()]
+        return [
+            weight for module in (*self.trunk.blocks[self.first :], self.trunk.norm) for weight in module.parameters()
+        ]
 
     # Networks
 
@@ -115,22 +117,22 @@ class Compacted(TrunkLearner):
         return self.trunk.levels(self.normalise(images), [self.first])[0]
 
     def _through_last_blocks(self, tokens: Tensor) -> Tensor:
-        last = self.trunk.blocks[self.first :]
-        normed: Tensor = self.trunk.norm(run_blocks(last, tokens, self.trunk.gradient_checkpointing))
+        blocks = self.trunk.blocks[self.first :]
+        normed: Tensor = self.trunk.norm(run_blocks(blocks, tokens, self.trunk.gradient_checkpointing))
         return normed[:, 1:]
 
     def drift(self) -> Tensor:
         """Half the sum of (weight - start)^2, each by its Fisher information."""
-        parts = zip(
+        triples = zip(
             self.trained(), torch.split(self.start, self.sizes), torch.split(self.fisher, self.sizes), strict=True
         )
-        squares = [(fisher * (weight.flatten() - start).square()).sum() for weight, start, fisher in parts]
+        squares = [(fisher * (weight.flatten() - start).square()).sum() for weight, start, fisher in triples]
         return torch.stack(squares).sum() / 2
 
     # Learning
 
     def prepare(self, epoch: int, films: AllFilms) -> None:
-        """What is known of the normal films before the first update: their mean feature, and which weights matter."""
+        """Statistics of the normal films before the first update: their mean feature, and which weights matter."""
         if epoch > 0:
             return
         count, total = 0, torch.zeros(self.trunk.width, dtype=torch.float64)
@@ -154,24 +156,24 @@ class Compacted(TrunkLearner):
         every = math.ceil(count / self.options.fisher_films)
         generator = torch.Generator().manual_seed(self.config.seed ^ _SIGNS)
         squares = [torch.zeros_like(weight) for weight in self.trained()]
-        seen = 0
+        films_counted = 0
         for tokens in self._every(films, every):
             feature_D = at_least_float32(self._through_last_blocks(tokens)).mean(dim=(0, 1))
             signs_D = torch.randint(2, feature_D.shape, generator=generator).to(feature_D) * 2 - 1
             gradients = torch.autograd.grad((feature_D * signs_D).sum(), self.trained())
             for square, gradient in zip(squares, gradients, strict=True):
                 square.addcmul_(gradient, gradient)
-            seen += 1
-        return torch.cat([square.flatten() for square in squares]) / (seen * self.trunk.width)
+            films_counted += 1
+        return torch.cat([square.flatten() for square in squares]) / (films_counted * self.trunk.width)
 
     def _every(self, films: AllFilms, step: int) -> Iterator[Tensor]:
         """Each ``step``-th film as tokens (1, 1 + L, D) before the last blocks."""
         position = 0
         for images, _ in films():
-            chosen = [place for place in range(len(images)) if (position + place) % step == 0]
+            numbers = [place for place in range(len(images)) if (position + place) % step == 0]
             position += len(images)
-            if chosen:
-                yield from torch.split(self._before_last_blocks(images[chosen]), 1)
+            if numbers:
+                yield from torch.split(self._before_last_blocks(images[numbers]), 1)
 
     def frozen(self, progress: Progress) -> Iterable[nn.Parameter]:
         assert isinstance(self.options, PANDASettings)
@@ -211,7 +213,7 @@ class NormalFeatures(Fitted):
         # |x|^2 is the same for all and changes no order.
         squares_BN = self.features.square().sum(dim=1) - 2 * centred @ self.features.T
         nearest_Bk = squares_BN.topk(neighbours, dim=1, largest=False).indices
-        # Again as a difference: the product knows which are nearest, but small distances only roughly.
+        # Again as a difference: the product finds the nearest, but small distances only roughly.
         apart = centred[:, None] - self.features[nearest_Bk]
         return apart.square().sum(dim=-1).mean(dim=1)
 
@@ -249,8 +251,8 @@ class PANDA(OnTrunk):
         assert isinstance(settings, PANDAConfig)
         if settings.panda.against == "ewc" or films is None:
             return config
-        needed = math.ceil(settings.panda.updates / (films // config.training.batch_size))
-        training = config.training.model_copy(update={"epochs": min(config.training.epochs, needed)})
+        epochs = math.ceil(settings.panda.updates / (films // config.training.batch_size))
+        training = config.training.model_copy(update={"epochs": min(config.training.epochs, epochs)})
         return config.model_copy(update={"training": training})
 
     def learn(self, normals: NormalFilms) -> None:

@@ -102,7 +102,7 @@ class Memory(Fitted):
         self.register_buffer("patches", torch.zeros(0))
         self.register_buffer("centre", torch.zeros(0))
         self.register_buffer("neighbours", torch.zeros(0, dtype=torch.int64))
-        # Only the fit asks whose a patch is.
+        # Only the fit needs the film of a patch.
         self.register_buffer("owner", torch.zeros(0, dtype=torch.int64), persistent=False)
 
     def fill(self, features_ND: Tensor, films_N: Tensor, config: MemoryConfig, seed: int) -> None:
@@ -116,8 +116,8 @@ class Memory(Fitted):
         generator = torch.Generator().manual_seed(seed)
         self.centre = features_ND.mean(dim=0)
         centred = features_ND - self.centre
-        kept = coreset(_project(centred, generator), count, generator)
-        self.patches, self.owner = centred[kept], films_N.to(kept.device)[kept]
+        indices = coreset(_project(centred, generator), count, generator)
+        self.patches, self.owner = centred[indices], films_N.to(indices.device)[indices]
         self.neighbours = self._nearest_neighbours(config.neighbours)
 
     def _nearest_neighbours(self, count: int) -> Tensor:
@@ -146,7 +146,7 @@ class Memory(Fitted):
             places.append(indices + start)
         best, chunk = torch.stack(nearest).min(dim=0)
         place = torch.stack(places).gather(0, chunk[None]).squeeze(0)
-        # Again as a difference: the product knows which is nearest, but small distances only roughly.
+        # Again as a difference: the product finds the nearest, but small distances only roughly.
         distance = (centred - self.patches[place]).square().sum(dim=-1).sqrt()
         return torch.where(best.isinf(), best, distance), place
 
@@ -189,21 +189,21 @@ def coreset(points_ND: Tensor, count: int, generator: torch.Generator) -> Tensor
 
     The first is drawn. The greedy answer to the k-centre problem is at most twice as far as the best one.
     """
-    chosen = torch.empty(count, dtype=torch.int64, device=points_ND.device)
-    chosen[0] = int(torch.randint(len(points_ND), (1,), generator=generator))
+    indices = torch.empty(count, dtype=torch.int64, device=points_ND.device)
+    indices[0] = int(torch.randint(len(points_ND), (1,), generator=generator))
     squares = points_ND.square().sum(dim=1)
     nearest = torch.full_like(squares, float("inf"))
     with progress("picking the memory", count, "patches") as bar:
         for step in range(count):
-            point = points_ND[chosen[step]]
+            point = points_ND[indices[step]]
             # |x - p|^2, of which the rounding must not make a point that was chosen the farthest.
             distance = squares - 2 * (points_ND @ point) + point.square().sum()
             nearest = torch.minimum(nearest, distance)
-            nearest[chosen[step]] = -float("inf")
+            nearest[indices[step]] = -float("inf")
             if step + 1 < count:
-                chosen[step + 1] = nearest.argmax()
+                indices[step + 1] = nearest.argmax()
             bar.advance(1)
-    return chosen
+    return indices
 
 
 class PatchCore(AnomalyDetector):
@@ -245,26 +245,28 @@ class PatchCore(AnomalyDetector):
         self.memory.fill(*self._candidates(normals, config.candidates, seed), config, seed)
         distances, start = [], 0
         for images in normals.batches("distances of normal films"):
-            own = torch.arange(start, start + len(images), device=self.device)
-            distances.append(self.memory(self.model(self.prepared(images)), own)[0].cpu())
+            numbers = torch.arange(start, start + len(images), device=self.device)
+            distances.append(self.memory(self.model(self.prepared(images)), numbers)[0].cpu())
             start += len(images)
         maps_NL = torch.cat(distances)
         # The one film of a memory that holds no other is infinitely far from it.
         self.standard.fit(maps_NL[maps_NL.isfinite().all(dim=1)])
         self.standard.to(self.device)
 
-    def _candidates(self, normals: NormalFilms, most: int, seed: int) -> tuple[Tensor, Tensor]:
+    def _candidates(self, normals: NormalFilms, limit: int, seed: int) -> tuple[Tensor, Tensor]:
         """Features (N, D) of normal patches and the film of each (N,): all patches, or equally many of each film."""
         generator = torch.Generator().manual_seed(seed)
         positions = self.grid[0] * self.grid[1]
-        each = min(positions, max(1, most // len(normals)))
+        per_film = min(positions, max(1, limit // len(normals)))
         features = []
         for images in normals.batches("patches of normal films"):
             features_BLD = self.model(self.prepared(images))
-            drawn = torch.rand(len(images), positions, generator=generator).argsort(dim=1)[:, :each].sort(dim=1).values
-            places = drawn.to(self.device)[:, :, None].expand(-1, -1, features_BLD.shape[-1])
+            sample = (
+                torch.rand(len(images), positions, generator=generator).argsort(dim=1)[:, :per_film].sort(dim=1).values
+            )
+            places = sample.to(self.device)[:, :, None].expand(-1, -1, features_BLD.shape[-1])
             features.append(features_BLD.gather(1, places))
-        return torch.cat(features).flatten(0, 1), torch.arange(len(normals)).repeat_interleave(each)
+        return torch.cat(features).flatten(0, 1), torch.arange(len(normals)).repeat_interleave(per_film)
 
     def look(self, images: Tensor, names: Sequence[str] | None, restore: bool) -> Look:
         features = self.model(images)

@@ -1,6 +1,6 @@
 """How detectors are tested: on which films, that they have not seen them, and beside which trivial detectors.
 
-Trivial detectors look at next to nothing: the size of the original file, how sharp the film is, or a thumbnail. A
+Trivial detectors use next to nothing: the size of the original file, how sharp the film is, or a thumbnail. A
 learned score that does not beat them has shown nothing. Like the learned ones they see normal training films only, and
 larger means more abnormal; each direction was fixed before any test film was looked at.
 
@@ -60,7 +60,7 @@ _JPEG = (".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Plain:
-    """What the trivial detectors look at, for N films; None where the data do not say it."""
+    """What the trivial detectors use, for N films; None where the data do not have it."""
 
     blur: Floats  # (N,)
     thumbnails: NDArray[np.float32]  # (N, 32 * 32), each of mean 0 and sd 1
@@ -116,7 +116,7 @@ def trivial_scores(plain: Plain, fit: Rows) -> dict[str, Floats]:
 
 
 def missing(plain: Plain, fit: Rows) -> list[str]:
-    """Why a detector is not in the table, or says nothing in it."""
+    """Why a detector is not in the table, or tells nothing there."""
     reasons = []
     if plain.sides is None:
         reasons.append("no metadata and area rows: neither the manifest nor the files say the films' original size")
@@ -229,7 +229,7 @@ class TestFilms:
     split: Split | None  # what a detector fitted on this set should have been given
     own_labels: bool = False  # they are not those of the manifest
 
-    __test__ = False  # its name is not pytest's business
+    __test__ = False  # not a test, whatever pytest makes of its name
 
     def hash(self, manifest: Manifest) -> str:
         """Of the films; and of their labels, where the manifest does not decide them."""
@@ -249,8 +249,8 @@ def plan_test(manifest: Manifest, split: Split | None = None, protocol: Name = "
     if protocol == "all":
         if split is not None:
             raise UserError("--protocol all tests every film; leave out --split.")
-        nobody = np.empty(0, np.int64)
-        return _labelled(manifest, "all", "all labelled films", np.arange(len(manifest)), nobody, None)
+        no_films = np.empty(0, np.int64)
+        return _labelled(manifest, "all", "all labelled films", np.arange(len(manifest)), no_films, None)
     return _official(manifest, split)
 
 
@@ -275,12 +275,12 @@ def _labelled(
     manifest: Manifest, protocol: str, message: str, test: Rows, train: Rows, split: Split | None
 ) -> TestFilms:
     normal = manifest.table["normal"].to_numpy(np.float64)
-    known = test[~np.isnan(normal[test])]
-    truth = 1 - normal[known]
+    labelled = test[~np.isnan(normal[test])]
+    truth = 1 - normal[labelled]
     for value, word in ((0, "normal"), (1, "abnormal")):
         if not (truth == value).any():
             raise UserError(f"no test film is labelled {word}; a detector is tested on normal and abnormal films.")
-    return TestFilms(protocol, message, known, truth, train[normal[train] == 1], split)
+    return TestFilms(protocol, message, labelled, truth, train[normal[train] == 1], split)
 
 
 def balanced_by_view(manifest: Manifest, test: TestFilms) -> TestFilms:
@@ -289,12 +289,12 @@ def balanced_by_view(manifest: Manifest, test: TestFilms) -> TestFilms:
     Within a view all films of the smaller class stay, and as many of the larger one, drawn with seed 0.
     """
     views, generator = views_of(manifest, test.rows), np.random.default_rng([0, 7])
-    kept: list[Rows] = []
+    subsets: list[Rows] = []
     for view in sorted({str(view) for view in views if view in ("AP", "PA")}):
         classes = [np.flatnonzero((views == view) & (test.truth == value)) for value in (0, 1)]
         count = min(map(len, classes))
-        kept += [generator.permutation(places)[:count] for places in classes]
-    places = np.sort(np.concatenate(kept)) if kept else np.empty(0, np.int64)
+        subsets += [generator.permutation(places)[:count] for places in classes]
+    places = np.sort(np.concatenate(subsets)) if subsets else np.empty(0, np.int64)
     if len(places) == 0:
         raise UserError("--balance view: no view has normal and abnormal test films; does the manifest say the views?")
     message = f"{test.message}, views balanced"
@@ -311,8 +311,8 @@ def chexpert_split(manifest: Manifest) -> Split:
     """The 500 test patients, a tenth of the others for validation, the rest for training; the same in every run."""
     listed = manifest.table["split"] == "train"
     test = set(manifest.table["patient"].iloc[_chexpert_rows(manifest)])
-    others = sorted(set(manifest.table["patient"][listed]) - test)
-    order = stratified_order(manifest, others, _CHEXPERT_SEED, purpose="val of chexpert250")
+    other_patients = sorted(set(manifest.table["patient"][listed]) - test)
+    order = stratified_order(manifest, other_patients, _CHEXPERT_SEED, purpose="val of chexpert250")
     cut = max(1, round(_VAL_SHARE * len(order)))
     patients = {"train": order[cut:], "val": order[:cut], "test": sorted(test)}
     method = {"kind": "chexpert250", "films": CHEXPERT_FILMS, "seed": _CHEXPERT_SEED}
@@ -333,21 +333,21 @@ def _chexpert_rows(manifest: Manifest) -> Rows:
     usable = (table["split"] == "train") & (table["view"] == "PA") & table["normal"].notna()
     order = table["image"][usable].sort_values().index.to_numpy()
     order = order[np.random.default_rng(_CHEXPERT_SEED).permutation(len(order))]
-    first = table.loc[order].drop_duplicates("patient")  # one film a patient
-    drawn = [first.index[first["normal"] == value][:CHEXPERT_FILMS] for value in (1.0, 0.0)]
-    for patients, word in zip(drawn, ("normal", "abnormal"), strict=True):
+    films = table.loc[order].drop_duplicates("patient")  # one film a patient
+    classes = [films.index[films["normal"] == value][:CHEXPERT_FILMS] for value in (1.0, 0.0)]
+    for patients, word in zip(classes, ("normal", "abnormal"), strict=True):
         if len(patients) < CHEXPERT_FILMS:
             raise UserError(
                 f"{len(patients)} patients have {word} PA films in the training list, and --protocol chexpert250 needs "
                 f"{CHEXPERT_FILMS}; is this CheXpert, built with `afire data build chexpert`?"
             )
-    return np.sort(np.concatenate(drawn)).astype(np.int64)
+    return np.sort(np.concatenate(classes)).astype(np.int64)
 
 
 def check_unseen(model: Path, films: Films, test: Rows, fitted: Rows | None = None) -> Seen:
-    """Refuse a detector that knows test films by their keys in its folder, or their patients from the rows ``fitted``.
+    """Refuse a detector with test films among the keys in its folder, or with their patients in the rows ``fitted``.
 
-    What is left is that it knows none of them, or that this is unknown.
+    Otherwise it has seen none of them, or this is unknown.
     """
     seen = films_seen([model, model / "adapt"], films, test)
     if seen.answer == "seen":

@@ -1,11 +1,11 @@
 """A detector over a file or a folder of films, several batches side by side.
 
-A thread takes a batch all the way: it reads and resizes the films, lets the networks look at them, and draws what was
-found. The journal ``results.jsonl`` gets a line when everything of a film is on disk. Memory does not grow with the
+A thread takes a batch all the way: it reads and resizes the films, runs the networks on them, and draws the
+results. The journal ``results.jsonl`` gets a line when everything of a film is on disk. Memory does not grow with the
 number of films but for one line each; a killed run goes on where the journal ends.
 
 There is about one thread for each core. With readers, networks and painters in threads of their own, there were three
-times as many, which took the cores and Python's lock from each other: a tenth of the time nobody worked. One batch on
+times as many, which took the cores and Python's lock from each other: a tenth of the time was lost. One batch on
 all cores would be slower still: the threads of an operation wait for whichever was kept from its core. Only of large
 networks a batch gets several cores: films are read and drawn in less than a hundredth of the time they take.
 
@@ -108,7 +108,7 @@ Read = Callable[[Path, Voi], tuple[Film, FilmInfo, bytes | None]]
 
 @dataclass(frozen=True)
 class RunTask:
-    """What to run over what. ``draw`` is called in other threads; without it there are no pictures."""
+    """A detector and the films to run it over. ``draw`` is called in other threads; without it nothing is drawn."""
 
     detector: AnomalyDetector
     model_hash: str
@@ -134,18 +134,21 @@ def run_detector(task: RunTask) -> list[FilmResult]:
     root, names = _films(task)
     require_own(task.out, JOURNAL)
     with folder_lock(task.out, "the results in"):
-        done = _earlier(task, root)
-        known = {result.file for result in done}
-        first = 1 + max((result.number for result in done), default=-1)
-        jobs = [(first + place, name) for place, name in enumerate(n for n in names if shown_name(n) not in known)]
-        if done:
-            logger.info("%s films are done, %s are left", f"{len(done):,}", f"{len(jobs):,}")
+        earlier = _earlier(task, root)
+        earlier_files = {result.file for result in earlier}
+        first_number = 1 + max((result.number for result in earlier), default=-1)
+        jobs = [
+            (first_number + place, name)
+            for place, name in enumerate(n for n in names if shown_name(n) not in earlier_files)
+        ]
+        if earlier:
+            logger.info("%s films are done, %s are left", f"{len(earlier):,}", f"{len(jobs):,}")
         with names_path(task.out / JOURNAL), (task.out / JOURNAL).open("a", encoding="utf-8") as journal:
             # A resumed journal may end in a truncated line.
             journal.write("\n" if journal.tell() else json.dumps({"run": _header(task, root)}) + "\n")
             journal.flush()
             results = _run(task, root, jobs, journal)
-    return [*done, *results]
+    return [*earlier, *results]
 
 
 def _films(task: RunTask) -> tuple[Path, list[str]]:
@@ -156,11 +159,11 @@ def _films(task: RunTask) -> tuple[Path, list[str]]:
     if source.is_file():
         return source.parent, [source.name]
     names = list_films(source, look_inside=True, any_name=True, recursive=task.recursive)
-    own, root = task.out.resolve(), source.resolve()
-    if own == root:
+    out, root = task.out.resolve(), source.resolve()
+    if out == root:
         raise UserError(f"--out {task.out} is the folder of films itself; choose another, or one inside it.")
-    if own.is_relative_to(root):
-        names = [name for name in names if not name.startswith(own.relative_to(root).as_posix() + "/")]
+    if out.is_relative_to(root):
+        names = [name for name in names if not name.startswith(out.relative_to(root).as_posix() + "/")]
     if not names:
         raise UserError(f"there are no films (PNG, JPEG, TIFF, DICOM) in {source}.")
     return source, names
@@ -170,14 +173,14 @@ def _earlier(task: RunTask, root: Path) -> list[FilmResult]:
     """What an earlier run has done, when it is to be resumed; an --out with results is otherwise left alone."""
     written = [name for name in _WRITTEN if (task.out / name).exists()]
     if task.resume and (task.out / JOURNAL).exists() and (task.out / JOURNAL).stat().st_size:
-        before, done = read_journal(task.out / JOURNAL)
-        for name, now in _header(task, root).items():
-            if before.get(name) != now:
+        header, results = read_journal(task.out / JOURNAL)
+        for name, value in _header(task, root).items():
+            if header.get(name) != value:
                 raise UserError(
                     f"{task.out} was begun with another {name.replace('_', ' ')}; resume with the same, or add "
                     "--force instead of --resume to begin again."
                 )
-        return done
+        return results
     if written and not (task.force or (task.resume and written == [JOURNAL])):
         raise UserError(f"{task.out} already holds {written[0]}; add --resume to go on, --force to begin again.")
     for name in written:
@@ -207,27 +210,27 @@ def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> lis
     ):
         score = partial(score_batch, task.detector, root, draw=task.draw, looking=looking, restore=task.restore)
         calls = (partial(score, batch) for batch in batches)
-        for done in _ahead(threads, calls, 2 * workers + 1):
-            journal.writelines(to_line(result) for result in done)
+        for batch_results in _ahead(threads, calls, 2 * workers + 1):
+            journal.writelines(to_line(result) for result in batch_results)
             journal.flush()
-            results += done
-            bar.advance(len(done))
+            results += batch_results
+            bar.advance(len(batch_results))
     return results
 
 
-def _batches(jobs: Sequence[Job], most: int, workers: int) -> Iterator[Sequence[Job]]:
+def _batches(jobs: Sequence[Job], limit: int, workers: int) -> Iterator[Sequence[Job]]:
     """Batches of nearly one size, at most ``most`` films, and as many for each thread: all end at about the same time.
 
     No small ones towards the end: a batch costs the networks as much as one or two films more, whatever its size.
     """
-    rounds = -(-len(jobs) // (most * workers))
-    count = rounds * workers if rounds > 1 else min(workers, -(-len(jobs) // min(_FEWEST, most)))
+    rounds = -(-len(jobs) // (limit * workers))
+    count = rounds * workers if rounds > 1 else min(workers, -(-len(jobs) // min(_FEWEST, limit)))
     for start, end in pairwise(number * len(jobs) // count for number in range(count + 1) if count):
         yield jobs[start:end]
 
 
 def side_by_side(detector: AnomalyDetector, workers: int, alone: bool = False) -> int:
-    """How many batches the networks may look at at once.
+    """How many batches the networks may score at once.
 
     Large networks take several cores for a batch, unless each batch is to have one core ``alone``: beside them, what is
     read and drawn is nothing to wait for, while copies of one network side by side compete for memory.
@@ -241,13 +244,13 @@ def side_by_side(detector: AnomalyDetector, workers: int, alone: bool = False) -
 @contextmanager
 def share_of_cores(side: int) -> Iterator[None]:
     """For so many batches side by side: threads that start within use a share of torch's threads each."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     if side > 1:
-        torch.set_num_threads(max(1, before // side))
+        torch.set_num_threads(max(1, threads // side))
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 def read_with_bytes(path: Path, voi: Voi) -> tuple[Film, FilmInfo, bytes | None]:
@@ -266,7 +269,7 @@ def score_batch(
     restore: bool = True,
     read: Read = read_with_bytes,
 ) -> list[FilmResult]:
-    """Read, look, draw: the results of a batch, in its order. ``looking`` says how many batches may be looked at."""
+    """Read, score, draw: the results of a batch, in its order. ``looking`` limits the batches scored at once."""
     image, shows = detector.config.image, draw is not None
     with quiet_readers():  # once: to silence them takes longer than to open a film
         opened = [_read(root, number, name, image, shows, read) for number, name in jobs]
@@ -285,10 +288,10 @@ def results_of(
     looking: BoundedSemaphore,
     restore: bool = True,
 ) -> Iterator[FilmResult]:
-    """The results of films that were read, drawn if there is something that draws."""
+    """The results of films that were read, with pictures if there is a ``draw``."""
     for drawing in _drawings(detector, films, draw is not None and restore, looking) if films else ():
-        drawn = draw(drawing) if draw is not None else Drawn({})
-        yield replace(drawing.result, pictures=drawn.pictures, notes=(*drawing.result.notes, *drawn.notes))
+        pictures = draw(drawing) if draw is not None else Drawn({})
+        yield replace(drawing.result, pictures=pictures.pictures, notes=(*drawing.result.notes, *pictures.notes))
 
 
 def _drawings(
@@ -362,12 +365,12 @@ def _shown(film: Film) -> NDArray[np.uint8]:
     return pixels
 
 
-def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
+def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], limit: int) -> Iterator[T]:
     """Results in order, with ``most`` calls under way or waiting to be fetched."""
     waiting: deque[Future[T]] = deque()
     for call in calls:
         waiting.append(pool.submit(call))
-        if len(waiting) >= most:
+        if len(waiting) >= limit:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()

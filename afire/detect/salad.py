@@ -106,8 +106,8 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
         spread_a, spread_b = mean(a * a) - mean_a * mean_a, mean(b * b) - mean_b * mean_b
         shared = mean(a * b) - mean_a * mean_b
         likeness = (2 * mean_a * mean_b + _STEADY_MEAN) * (2 * shared + _STEADY_SPREAD)
-        most = (mean_a * mean_a + mean_b * mean_b + _STEADY_MEAN) * (spread_a + spread_b + _STEADY_SPREAD)
-        return (likeness / most).flatten(1).mean(dim=1)
+        limit = (mean_a * mean_a + mean_b * mean_b + _STEADY_MEAN) * (spread_a + spread_b + _STEADY_SPREAD)
+        return (likeness / limit).flatten(1).mean(dim=1)
 
 
 class SALADNetworks(FilmLearner):
@@ -137,27 +137,27 @@ class SALADNetworks(FilmLearner):
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
         """Films, and the same with some cells shuffled and others blanked."""
-        seen, settings = self.seen(images), self.settings
+        inputs, settings = self.as_inputs(images), self.settings
         cells, pixels = (self.side // settings.cell) ** 2, settings.cell**2
         draws = uniform_draws(2 * cells + pixels, keys.seed ^ _CORRUPTION, keys.step, keys.rows).to(images.device)
         fate, greys, order = draws[:, :cells], draws[:, cells : 2 * cells], draws[:, 2 * cells :]
         shuffled = fate < settings.shuffled
         blanked = ~shuffled & (fate < settings.shuffled + settings.blanked)
-        broken = corrupted(seen, settings.cell, shuffled, blanked, order.argsort(dim=1), greys * 2 - 1)
-        return {"images": seen, "corrupted": broken}
+        broken = corrupted(inputs, settings.cell, shuffled, blanked, order.argsort(dim=1), greys * 2 - 1)
+        return {"images": inputs, "corrupted": broken}
 
     def forward(self, views: Views) -> Outputs:
         """What the turn at hand needs: (B,) each, and the codes (B, Z)."""
         images = views["images"]
         code = self.code(views["corrupted"])
-        drawn = self.decoder(code)
-        outputs = {"fake": self.discriminator(drawn)[:, 0]}
+        drawing = self.decoder(code)
+        outputs = {"fake": self.discriminator(drawing)[:, 0]}
         if learns(self.discriminator):
             outputs["real"] = self.discriminator(images)[:, 0]
         if learns(self.encoder):
-            outputs["error"] = mean_square(drawn - images)
-            outputs["structure"] = 1 - structural_similarity(drawn, images)
-            outputs["consistency"] = mean_square(self.code(drawn) - code)
+            outputs["error"] = mean_square(drawing - images)
+            outputs["structure"] = 1 - structural_similarity(drawing, images)
+            outputs["consistency"] = mean_square(self.code(drawing) - code)
             outputs["codes"] = code
         return outputs
 
@@ -172,8 +172,8 @@ class SALADNetworks(FilmLearner):
 
         fake = at_least_float32(outputs["fake"])
         if turn == "discriminator":
-            told = mean(F.softplus(-at_least_float32(outputs["real"]))) + mean(F.softplus(fake))
-            return Losses({"discriminator": told}, told)
+            loss = mean(F.softplus(-at_least_float32(outputs["real"]))) + mean(F.softplus(fake))
+            return Losses({"discriminator": loss}, loss)
         codes, weights = at_least_float32(outputs["codes"]), self.settings
         terms = {name: mean(outputs[name]) for name in ("error", "structure", "consistency")}
         terms |= {"centre": mean((codes - self.centre).square()), "restorer": mean(F.softplus(-fake))}
@@ -203,15 +203,15 @@ class SALAD(LearnedDetector):
     model: SALADNetworks
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        seen = self.model.seen(images)
-        code = self.model.code(seen)
-        drawn = self.model.decoder(code)
-        error, consistency = mean_square(drawn - seen), mean_square(self.model.code(drawn) - code)
+        inputs = self.model.as_inputs(images)
+        code = self.model.code(inputs)
+        drawing = self.model.decoder(code)
+        error, consistency = mean_square(drawing - inputs), mean_square(self.model.code(drawing) - code)
         scores = {
             SCORE: error + self.model.settings.consistency * consistency,
             "error": error,
             "consistency": consistency,
             "centre": mean_square(code - self.model.centre),
         }
-        restored = restored_films(drawn, images) if restore else None
-        return Examined(scores, by_place((drawn - seen).square(), self.grid), restored)
+        restored = restored_films(drawing, images) if restore else None
+        return Examined(scores, by_place((drawing - inputs).square(), self.grid), restored)

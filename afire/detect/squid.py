@@ -1,9 +1,9 @@
-"""SQUID: films are drawn from what normal films had at the same place, and a discriminator says how real they look.
+"""SQUID: films are drawn from patterns of normal films at the same place, and a discriminator rates how real they look.
 
 After the paper (Xiang et al., "SQUID: Deep Feature In-Painting for Unsupervised Anomaly Detection", CVPR 2023).
 A film is cut into patches, and each is encoded alone. Every place of the film has a queue with the last normal patterns
-seen there: a patch is replaced by a mix of the few that are most like it, and completed by what its neighbours, equally
-replaced, say about it (the in-painting block). A student decoder draws the film from that. A teacher decoder draws it
+seen there: a patch is replaced by a mix of the few that are most like it, and completed by attention to its neighbours,
+replaced likewise (the in-painting block). A student decoder draws the film from that. A teacher decoder draws it
 from the features themselves, and the student's features follow those of the teacher, so that it does not draw the same
 film every time. A discriminator learns to tell the student's drawings from films. Abnormal films are drawn badly, and
 that shows: a film's score is how far below that of normal films its drawing is rated, in standard deviations.
@@ -102,9 +102,9 @@ def joined(patches: Tensor, along: int) -> Tensor:
 
 
 def each(network: nn.Module, patches: Tensor) -> Tensor:
-    """What a network makes of every patch (B, N, C, h, w), alone."""
-    made: Tensor = network(patches.flatten(0, 1))
-    return made.reshape(*patches.shape[:2], *made.shape[1:])
+    """A network's output for every patch (B, N, C, h, w), alone."""
+    outputs: Tensor = network(patches.flatten(0, 1))
+    return outputs.reshape(*patches.shape[:2], *outputs.shape[1:])
 
 
 def beside(along: int) -> Tensor:
@@ -118,12 +118,12 @@ def shrunken(likeness: Tensor, nearest: int) -> Tensor:
     """Likeness (..., M) -> weights that add up to one, of the ``nearest`` only; differentiated as a softmax."""
     soft = likeness.softmax(dim=-1)
     smallest = soft.topk(min(nearest, soft.shape[-1]), dim=-1).values[..., -1:]
-    kept = torch.where(soft >= smallest, soft, 0.0)
-    return soft + (kept / kept.sum(dim=-1, keepdim=True) - soft).detach()
+    nearest_weights = torch.where(soft >= smallest, soft, 0.0)
+    return soft + (nearest_weights / nearest_weights.sum(dim=-1, keepdim=True) - soft).detach()
 
 
 class PatternQueues(nn.Module):
-    """A queue of normal patterns for each patch: asks (B, N, D) -> mixes (B, N, D) of what the queues hold."""
+    """A queue of normal patterns for each patch: queries (B, N, D) -> mixes (B, N, D) of what the queues hold."""
 
     items: Tensor
     place: Tensor
@@ -139,8 +139,8 @@ class PatternQueues(nn.Module):
         bound = self.items.shape[-1] ** -0.5
         nn.init.uniform_(self.items, -bound, bound, generator=generator)
 
-    def forward(self, asked: Tensor) -> Tensor:
-        likeness_NBM = asked.transpose(0, 1) @ self.items.transpose(1, 2)
+    def forward(self, queries: Tensor) -> Tensor:
+        likeness_NBM = queries.transpose(0, 1) @ self.items.transpose(1, 2)
         mixes: Tensor = (shrunken(likeness_NBM, self.nearest) @ self.items).transpose(0, 1)
         return mixes
 
@@ -183,11 +183,11 @@ class Inpainting(nn.Module):
         return each(self.expand, normal.reshape(*normal.shape[:2], *self.shape)), patterns
 
     def _from_neighbours(self, patterns: Tensor, normal: Tensor) -> Tensor:
-        """What the patches beside each one, as drawn from memory, tell about it: attention with ``patterns`` asking."""
-        asked = self.ask(patterns).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        """Attention of each patch to the patches beside it, as drawn from memory; ``patterns`` are the queries."""
+        queries = self.ask(patterns).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         keys, values = self.tell(normal).unflatten(-1, (self.heads, -1)).transpose(1, 2).chunk(2, dim=-1)
-        told = F.scaled_dot_product_attention(asked, keys, values, attn_mask=self.beside)
-        attended: Tensor = self.attended(told.transpose(1, 2).flatten(2))
+        mixture = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self.beside)
+        attended: Tensor = self.attended(mixture.transpose(1, 2).flatten(2))
         return attended
 
 
@@ -230,41 +230,43 @@ class SQUIDNetworks(FilmLearner):
         places = self.along**2 * self.inner**2
         chances = uniform_draws(places, keys.seed ^ _SHORTCUTS, keys.step, keys.rows)
         inpainted = chances < self.settings.inpainted
-        return {"images": self.seen(images), "inpainted": inpainted.to(images.device)}
+        return {"images": self.as_inputs(images), "inpainted": inpainted.to(images.device)}
 
     def forward(self, views: Views) -> Outputs:
         """What the turn at hand needs: (B,) each, and the patterns (B, N, D)."""
         images = views["images"]
         features = each(self.encoder, cut(images, self.along))
         inpainted, patterns = self.inpainting(features)
-        shown = views["inpainted"].view(-1, self.along**2, 1, self.inner, self.inner)
-        student = self.student.levels(joined(torch.where(shown, inpainted, features), self.along))
-        drawn = self.student.draw(student).tanh()
-        outputs = {"fake": self.discriminator(drawn)[:, 0]}
+        mask = views["inpainted"].view(-1, self.along**2, 1, self.inner, self.inner)
+        student = self.student.levels(joined(torch.where(mask, inpainted, features), self.along))
+        drawing = self.student.draw(student).tanh()
+        outputs = {"fake": self.discriminator(drawing)[:, 0]}
         if learns(self.discriminator):
             outputs["real"] = self.discriminator(images)[:, 0]
         if learns(self.student):
             teacher = self.teacher.levels(joined(features.detach(), self.along))
             pairs = zip(student, teacher, strict=True)
-            outputs["error"] = mean_square(drawn - images)
+            outputs["error"] = mean_square(drawing - images)
             outputs["teacher_error"] = mean_square(self.teacher.draw(teacher).tanh() - images)
-            outputs["distillation"] = torch.stack([mean_square(one - other) for one, other in pairs]).sum(dim=0)
+            outputs["distillation"] = torch.stack(
+                [mean_square(student_level - teacher_level) for student_level, teacher_level in pairs]
+            ).sum(dim=0)
             outputs["patterns"] = patterns
         return outputs
 
-    def drawn(self, images: Tensor) -> Tensor:
+    def draw(self, images: Tensor) -> Tensor:
         """Films (B, 1, s, s) as the student draws them from memory."""
         inpainted, _ = self.inpainting(each(self.encoder, cut(images, self.along)))
-        drawn: Tensor = self.student(joined(inpainted, self.along))
-        return drawn.tanh()
+        drawing: Tensor = self.student(joined(inpainted, self.along))
+        return drawing.tanh()
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         def mean(values: Tensor) -> Tensor:
             return distributed.with_global_value(at_least_float32(values).mean())
 
         if turn == "discriminator":
-            told = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
-            return Losses({"discriminator": told}, self.settings.adversarial * told)
+            loss = distributed.with_global_value(telling_loss(outputs["real"], outputs["fake"]))
+            return Losses({"discriminator": loss}, self.settings.adversarial * loss)
         terms = {name: mean(outputs[name]) for name in ("error", "teacher_error", "distillation")}
         terms["generator"] = distributed.with_global_value(deceiving_loss(outputs["fake"]))
         weights = self.settings
@@ -302,20 +304,20 @@ class SQUID(LearnedDetector):
         """How the discriminator rates normal films as drawn: mean and standard deviation."""
         ratings = torch.cat(
             [
-                self._rated(self.model.drawn(self.model.seen(self.prepared(images)))).double().cpu()
+                self._rated(self.model.draw(self.model.as_inputs(self.prepared(images)))).double().cpu()
                 for images in normals.batches("ratings of normal films")
             ]
         )
         self.mean.copy_(ratings.mean())
         self.spread.copy_(ratings.std(correction=0).clamp_min(_NO_SPREAD))
 
-    def _rated(self, drawn: Tensor) -> Tensor:
-        rating: Tensor = self.model.discriminator(drawn)[:, 0]
+    def _rated(self, drawing: Tensor) -> Tensor:
+        rating: Tensor = self.model.discriminator(drawing)[:, 0]
         return rating
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        seen = self.model.seen(images)
-        drawn = self.model.drawn(seen)
-        errors = (drawn - seen).square()
-        scores = {SCORE: (self.mean - self._rated(drawn)) / self.spread, "error": mean_square(drawn - seen)}
-        return Examined(scores, by_place(errors, self.grid), restored_films(drawn, images) if restore else None)
+        inputs = self.model.as_inputs(images)
+        drawing = self.model.draw(inputs)
+        errors = (drawing - inputs).square()
+        scores = {SCORE: (self.mean - self._rated(drawing)) / self.spread, "error": mean_square(drawing - inputs)}
+        return Examined(scores, by_place(errors, self.grid), restored_films(drawing, images) if restore else None)

@@ -1,8 +1,8 @@
-"""A detector that drawn chests have taught: it knows fourteen findings and the anatomy before it meets a patient.
+"""A detector taught by drawn chests, on which fourteen findings and the anatomy are known.
 
 A small residual network looks at phantoms (:mod:`afire.data.phantom`), whose findings and anatomy are known to the
-pixel, and learns to say of every place which parts of the anatomy and which findings lie there, and of the film which
-findings it has. Beside each phantom it sees a normal film of those that fit it, on which it must find nothing; where
+pixel, and learns to predict which parts of the anatomy and which findings lie at every place, and which findings the
+film has. Beside each phantom it sees a normal film of those that fit it, on which it must find nothing; where
 those are drawn ones too, no patient's film takes part. Some of the normal films get patches of other films, blended in
 without a seam: what a finding may look like on films of this scanner.
 
@@ -31,11 +31,19 @@ from afire.config import Config, Section
 from afire.data.phantom import ANATOMY, DISEASES, PhantomBank
 from afire.detect.base import MODEL, FitTask, Subsets, detector_folder, read_description
 from afire.detect.fit import train_networks
-from afire.detect.learned import Examined, LearnedConfig, LearnedDetector, TrainConfig, by_place, check_halvings
+from afire.detect.learned import (
+    Examined,
+    LearnedConfig,
+    LearnedDetector,
+    TrainConfig,
+    by_place,
+    check_halvings,
+    read_donors,
+)
 from afire.detect.maps import peak
 from afire.errors import UserError
 from afire.lesions.augment import augmented
-from afire.lesions.pastes import Donors, change_labels, donor_rows, naturally_pasted
+from afire.lesions.pastes import Donors, change_labels, naturally_pasted
 from afire.lesions.places import keyed, unit
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, ReadFilms, Views
 from afire.methods.phantom import PhantomAugment, dense_loss
@@ -55,7 +63,6 @@ CELL, _HALVINGS = 8, 5
 _TEACHING = 0x5EE10000
 """Added to the seed: no phantom that teaches is one of `afire data phantom`, whatever small number was its seed."""
 _CHOICE = 0xFA47  # keeps the draw of what a film is changed by apart from other draws of the same key
-_READ = 64
 _RARE = -2.0  # bias at the start: most places hold little
 _FAINT = 0.1
 DRAWN = "phantom-"  # how ids of drawn patients begin
@@ -107,8 +114,8 @@ class FinderSettings(Section):
     def _are_findings(cls, kinds: list[str]) -> list[str]:
         unknown = [kind for kind in kinds if kind not in DISEASES]
         if unknown or not kinds:
-            what = f"{unknown[0]!r} is no finding of the phantom" if unknown else "no kind of finding is left"
-            raise ValueError(f"{what}; findings are {', '.join(DISEASES)}")
+            problem = f"{unknown[0]!r} is no finding of the phantom" if unknown else "no kind of finding is left"
+            raise ValueError(f"{problem}; findings are {', '.join(DISEASES)}")
         return kinds
 
 
@@ -130,17 +137,17 @@ class FinderNetwork(ResidualStages):
         self.head = DenseHead(MAPS, self.stage_widths)
         self.film = nn.Linear(2 * self.stage_widths[-1], 1 + KINDS)
 
-    def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Standardised films -> logits of every place (N, MAPS, g, g) and of the film (N, 1 + F)."""
-        maps = self.maps(seen)
+        maps = self.maps(images)
         pooled = torch.cat([maps[-1].mean(dim=(2, 3)), maps[-1].amax(dim=(2, 3))], dim=1)
         return self.head(maps), self.film(pooled)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """It starts by saying of every place what most places are."""
+        """It starts by predicting for every place what most places are."""
         initialise_conv(self, generator)
-        for last in (self.head.last, self.film):
-            last.weight.data.mul_(_FAINT)
+        for layer in (self.head.last, self.film):
+            layer.weight.data.mul_(_FAINT)
         assert self.head.last.bias is not None
         self.head.last.bias.data.fill_(_RARE)
 
@@ -191,9 +198,8 @@ class Finder(Learner):
         )
         plain = torch.from_numpy(self._bank.normal | (self._bank.severity.max(axis=1) >= options.faintest))
         self._shown, self._rows = plain.nonzero()[:, 0], rows
-        chosen = donor_rows(rows, options.donors if options.pasted else 0, self.config.seed)
-        films = [shrunk(read(some)[:, :1], self.side) for some in torch.split(chosen, _READ)] if len(chosen) else []
-        self.donors = Donors.of(torch.cat(films)) if films else None
+        donors = options.donors if options.pasted else 0
+        self.donors = read_donors(rows, donors, self.config.seed, read, self.side)
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
@@ -202,18 +208,18 @@ class Finder(Learner):
         ``known`` (2B, 1) says whether the anatomy is: it is not on normal films, nor is the kind of what was pasted.
         """
         films, changed = self._normal(shrunk(images[:, :1], self.side), keys)
-        drawn, maps, labels = self._phantoms(keys, images.device)
+        phantoms, maps, labels = self._phantoms(keys, images.device)
         blank = torch.zeros_like(maps)
         blank[:, :1] = changed
         settings, seed, epoch, rows = self.options.augment, keys.seed, keys.epoch, keys.rows
         films, blank_too = augmented(films, blank, seed=seed, epoch=epoch, rows=rows, settings=settings)
-        drawn, maps_too = augmented(drawn, maps, seed=seed ^ _TEACHING, epoch=epoch, rows=rows, settings=settings)
+        phantoms, maps_too = augmented(phantoms, maps, seed=seed ^ _TEACHING, epoch=epoch, rows=rows, settings=settings)
         assert blank_too is not None and maps_too is not None
         any_pasted = (changed.flatten(1).amax(dim=1, keepdim=True) > 0.5).float()
         pasted_labels = F.pad(any_pasted, (0, KINDS))
-        known = torch.cat([torch.zeros(len(films), 1), torch.ones(len(drawn), 1)]).to(images.device)
+        known = torch.cat([torch.zeros(len(films), 1), torch.ones(len(phantoms), 1)]).to(images.device)
         return {
-            "images": standardised(torch.cat([films, drawn])),
+            "images": standardised(torch.cat([films, phantoms])),
             "maps": torch.cat([blank_too, maps_too]),
             "labels": torch.cat([pasted_labels, labels]),
             "known": known,
@@ -222,26 +228,26 @@ class Finder(Learner):
     def _normal(self, films_B1ss: Tensor, keys: Keys) -> tuple[Tensor, Tensor]:
         """Normal films, some with patches of others, and how much each place has changed (B, 1, g, g)."""
         chance = unit(keyed(keys.seed ^ _CHOICE, keys.epoch, keys.rows, 1, 1)[:, 0, 0, 0])
-        which = (chance < self.options.pasted).nonzero()[:, 0]
+        indices = (chance < self.options.pasted).nonzero()[:, 0]
         places = self.side // CELL
         changed = films_B1ss.new_zeros(len(films_B1ss), 1, places, places)
-        if not len(which):
+        if not len(indices):
             return films_B1ss, changed
-        here = which.to(films_B1ss.device)
-        films, before = films_B1ss.clone(), films_B1ss[here]
-        films[here] = naturally_pasted(
-            before, self.donors, seed=keys.seed, epoch=keys.epoch, rows=keys.rows[which], blend="either"
+        pasted = indices.to(films_B1ss.device)
+        films, originals = films_B1ss.clone(), films_B1ss[pasted]
+        films[pasted] = naturally_pasted(
+            originals, self.donors, seed=keys.seed, epoch=keys.epoch, rows=keys.rows[indices], blend="either"
         )
-        changed[here] = F.avg_pool2d(change_labels(before, films[here], "logistic"), CELL)
+        changed[pasted] = F.avg_pool2d(change_labels(originals, films[pasted], "logistic"), CELL)
         return films, changed
 
     def _phantoms(self, keys: Keys, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """The phantoms that stand beside the rows of an epoch: epoch after epoch they go through the bank in turn."""
+        """The phantoms shown with the rows of an epoch: epoch after epoch they go through the bank in turn."""
         place = torch.searchsorted(self._rows, keys.rows).clamp(max=len(self._rows) - 1)
         numbers = self._shown[(place + keys.epoch * len(self._rows)) % len(self._shown)].numpy()
         bank = self._bank
-        parts = [bank.any_finding[numbers][:, None], bank.findings[numbers], bank.anatomy[numbers]]
-        maps = torch.cat([torch.from_numpy(part).to(device) for part in parts], dim=1).float() / 255
+        channels = [bank.any_finding[numbers][:, None], bank.findings[numbers], bank.anatomy[numbers]]
+        maps = torch.cat([torch.from_numpy(channel).to(device) for channel in channels], dim=1).float() / 255
         labels = torch.from_numpy(bank.labels[numbers]).to(device)
         labels = torch.cat([labels.amax(dim=1, keepdim=True), labels], dim=1)
         return torch.from_numpy(bank.images[numbers]).to(device).float() / 255, maps, labels
@@ -252,21 +258,21 @@ class Finder(Learner):
 
     def losses(self, outputs: Outputs, turn: str = ALL) -> Losses:
         """Any finding everywhere; kinds and anatomy where they are known; which findings the film has."""
-        options, told, truth, known = self.options, outputs["places"], outputs["maps"], outputs["known"]
+        options, logits, truth, known = self.options, outputs["places"], outputs["maps"], outputs["known"]
         terms = torch.stack(
             [
-                dense_loss(told[:, :1], truth[:, :1], positive=options.positive),
-                known_loss(told[:, 1 : 1 + KINDS], truth[:, 1 : 1 + KINDS], known, options.positive),
-                known_loss(told[:, 1 + KINDS :], truth[:, 1 + KINDS :], known),
+                dense_loss(logits[:, :1], truth[:, :1], positive=options.positive),
+                known_loss(logits[:, 1 : 1 + KINDS], truth[:, 1 : 1 + KINDS], known, options.positive),
+                known_loss(logits[:, 1 + KINDS :], truth[:, 1 + KINDS :], known),
                 film_loss(outputs["film"], outputs["labels"], known),
             ]
         )
         terms = distributed.with_global_value(terms)
         factors = terms.new_tensor([options.places, options.findings, options.anatomy, options.film])
-        named = dict(zip(("places", "findings", "anatomy", "film"), terms.unbind(), strict=True))
-        return Losses(named, (factors * terms).sum())
+        losses = dict(zip(("places", "findings", "anatomy", "film"), terms.unbind(), strict=True))
+        return Losses(losses, (factors * terms).sum())
 
-    def said(self, images: Tensor) -> Tensor:
+    def place_logits(self, images: Tensor) -> Tensor:
         """Films (B, C, S, S) in [0, 1] -> logits of every place (B, MAPS, g, g)."""
         places: Tensor = self.network(standardised(shrunk(images[:, :1], self.side)))[0]
         return places
@@ -291,14 +297,14 @@ def film_loss(logits: Tensor, labels: Tensor, known: Tensor) -> Tensor:
 
 
 class Taught(LearnedDetector):
-    """What the network says of places and of the film, as scores."""
+    """The network's findings at places as scores."""
 
     method = "taught"
     Settings = FinderConfig
     Networks = Finder
     published = "ours: 128 px, taught by drawn films"
     published_epochs = 12
-    # What the head of the film says is no score: on development films of three hospitals it told less than the places.
+    # The head of the film gives no score: on development films of three hospitals it separated less than the places.
     meanings: ClassVar[Mapping[str, str]] = {
         "places": "how sure the network is of a finding at its places, mean over the film",
         "peak": "how sure it is of a finding at its places, highest tenth",
@@ -330,13 +336,13 @@ class Taught(LearnedDetector):
         folder = detector_folder(name)
         if read_description(folder).get("method") != cls.method:
             raise UserError(f"{name} is no detector of the kind taught; set taught.start to one, or to nothing.")
-        known = {key.removeprefix(_NETWORK): tensor for key, tensor in read_tensors(folder / MODEL).items()}
+        tensors = {key.removeprefix(_NETWORK): tensor for key, tensor in read_tensors(folder / MODEL).items()}
 
         def start(learner: Finder) -> None:
-            own = learner.network.state_dict()
-            if known.keys() != own.keys() or any(known[key].shape != own[key].shape for key in own):
+            state = learner.network.state_dict()
+            if tensors.keys() != state.keys() or any(tensors[key].shape != state[key].shape for key in state):
                 raise UserError(f"the network of {name} has another width; set taught.width as it was fitted with.")
-            learner.load_network(known)
+            learner.load_network(tensors)
 
         return start
 
@@ -354,7 +360,7 @@ class Taught(LearnedDetector):
         return detector.to(pick_device(task.device))
 
     def examine(self, images: Tensor, restore: bool) -> Examined:
-        sure = at_least_float32(self.model.said(images)[:, :1])
+        sure = at_least_float32(self.model.place_logits(images)[:, :1])
         likely = torch.sigmoid(sure).flatten(1)
         scores = {"places": torch.log(likely.mean(dim=1).clamp_min(1e-6)), "peak": peak(sure.flatten(1))}
         return Examined(scores, by_place(sure, self.grid))

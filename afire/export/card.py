@@ -95,8 +95,8 @@ def _input(image: ImageConfig, form: str, preprocess: Preprocess) -> str:
     size, channels = image.size, image.channels
     if form in ("timm", "hf") or preprocess == "none":
         shape = f"(B, {channels}, {size}, {size})"
-        how = _NORMALISE[image.normalise]
-        return f"`images` is float32 {shape}: grey in [0, 1] with black = 0, then normalised by {how}."
+        normalisation = _NORMALISE[image.normalise]
+        return f"`images` is float32 {shape}: grey in [0, 1] with black = 0, then normalised by {normalisation}."
     side = f"{size}, {size}" if preprocess == "normalise" else "H, W"
     resized = " Any height and width: the graph squashes them." if preprocess == "resize" else ""
     return (
@@ -109,9 +109,9 @@ def _cannot_say(image: ImageConfig, form: str) -> str:
         return ""
     lines = []
     if image.normalise == "film":
-        where = "`preprocessor_config.json` of transformers" if form == "hf" else "timm's `pretrained_cfg`"
+        place = "`preprocessor_config.json` of transformers" if form == "hf" else "timm's `pretrained_cfg`"
         lines.append(
-            f"- {where} has constants only: it cannot say that each film is normalised by itself. Resize, then:\n\n"
+            f"- {place} has constants only: it cannot say that each film is normalised by itself. Resize, then:\n\n"
             f"```python\n{_FILM}```"
         )
     if image.fit != "squash":
@@ -190,8 +190,8 @@ def _use(holds: Holds, detects: bool, config: Config) -> str:
         lines.append("vector = model.embed(images)                 # (B, D), their mean")
     if detects:
         lines.append("found = model.detect(images)                 # found.score, found.p_value, found.heatmap")
-    others = "onnx|hf|timm|torch" if config.encoder.stem == "patch" else "onnx|torch"
-    code, formats = "\n".join(lines), "onnx" if holds == "detector" else others
+    encoder_formats = "onnx|hf|timm|torch" if config.encoder.stem == "patch" else "onnx|torch"
+    code, formats = "\n".join(lines), "onnx" if holds == "detector" else encoder_formats
     films = "\n`afire detect run FILMS --model FOLDER --out OUT` scores a folder of films." if detects else ""
     return f"""## Use
 
@@ -248,13 +248,13 @@ def _settings(config: Config, source: Mapping[str, Any], sizes: Mapping[str, int
 def _detector_settings(config: Config, about: Mapping[str, Any], sizes: Mapping[str, int]) -> str:
     """What a detector was fitted with; the recipe of the networks it may have started from is not its own."""
     detector, settings = about["detector"], about["detector"]["settings"]
-    own = {name: settings[name] for name in (detector["method"], "train") if name in settings}
+    groups = {name: settings[name] for name in (detector["method"], "train") if name in settings}
     size = config.image.size
     plain = {"input": f"{size} x {size} px, grey in [0, 1], {config.image.fit}"}
     rows = {
         **({"input": _input_row(config), "encoder": _encoder_row(config)} if sizes else plain),
         "numbers of its networks": f"{detector['networks_numbers']:,}",
-        **{name: ", ".join(f"{key} {value}" for key, value in group.items()) for name, group in own.items()},
+        **{name: ", ".join(f"{key} {value}" for key, value in group.items()) for name, group in groups.items()},
         "seed": str(settings["seed"]),
         "fitted with": _versions(detector["fitted_with"]),
     }
@@ -278,9 +278,11 @@ def _encoder_row(config: Config) -> str:
     )
 
 
-def _versions(made: Mapping[str, Any]) -> str:
-    changed = " with changes" if made.get("changed") else ""
-    return f"afire {made.get('afire')}, torch {made.get('torch')}, commit `{str(made.get('commit'))[:12]}`{changed}"
+def _versions(origin: Mapping[str, Any]) -> str:
+    changed = " with changes" if origin.get("changed") else ""
+    return (
+        f"afire {origin.get('afire')}, torch {origin.get('torch')}, commit `{str(origin.get('commit'))[:12]}`{changed}"
+    )
 
 
 def _method_rows(config: Config) -> dict[str, str]:
@@ -318,9 +320,9 @@ def _results(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _cautions(row: Mapping[str, Any]) -> str:
     """What a reader of a number must know about its test films; results of earlier versions do not say it."""
-    over, seen = row.get("drawn_over", "test patients"), row.get("seen", {}).get("pretraining", {})
-    known = "" if over == "test patients" else f"; interval over {over}"
-    return f"{known}; **{seen['seen']:,} seen in pre-training**" if seen.get("seen") else known
+    over, record = row.get("drawn_over", "test patients"), row.get("seen", {}).get("pretraining", {})
+    note = "" if over == "test patients" else f"; interval over {over}"
+    return f"{note}; **{record['seen']:,} seen in pre-training**" if record.get("seen") else note
 
 
 def _estimate(value: Mapping[str, float | None]) -> str:
@@ -359,10 +361,10 @@ def _limits(config: Config, holds: Holds) -> str:
 
 def _files(components: Sequence[str], has_detector: bool, config: Config) -> str:
     names = "in timm's names" + ("" if config.encoder.stem == "patch" else " but for its convolutional stem")
-    others = ", ".join(f"`{name}.safetensors`" for name in components if name != ENCODER)
+    other_files = ", ".join(f"`{name}.safetensors`" for name in components if name != ENCODER)
     files = [
         f"`encoder.safetensors` ({names}: the one to use)" if ENCODER in components else "",
-        f"{others} (what else the method has)" if others else "",
+        f"{other_files} (what else the method has)" if other_files else "",
         f"`{DETECTOR}/` the detector with its networks, calibration and threshold" if has_detector else "",
         "`config.json` every setting",
         "`preprocessing.json` from a film to the input",

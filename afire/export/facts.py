@@ -53,12 +53,12 @@ def _versions(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def measured(folders: Iterable[Path], weights: Weights, detector: AnomalyDetector | None) -> list[dict[str, Any]]:
     """Results in ``folders`` as rows of the card; those of other weights are refused."""
-    own = _own_hashes(weights, detector)
+    hashes = _own_hashes(weights, detector)
     rows = []
     for folder in folders:
         for place in find_results(folder):
             result = read_result(place)
-            if result.weights.get("hash") not in own:
+            if result.weights.get("hash") not in hashes:
                 raise UserError(
                     f"the results in {place} were measured with other weights ({result.weights.get('name')}); "
                     "a card quotes only those of the weights in the bundle."
@@ -68,14 +68,14 @@ def measured(folders: Iterable[Path], weights: Weights, detector: AnomalyDetecto
 
 
 def _own_hashes(weights: Weights, detector: AnomalyDetector | None) -> set[str]:
-    """Hashes by which results know the networks of a bundle."""
-    own = set() if detector is None else {detector.weights_hash}
+    """Hashes that results quote for the networks of a bundle."""
+    hashes = set() if detector is None else {detector.weights_hash}
     if weights.holds_method:
         trunks = (weights.method.trunk(network) for network in weights.method.networks)
-        own |= {weights.method_hash, *(tensor_hash(trunk.state_dict()) for trunk in trunks)}
+        hashes |= {weights.method_hash, *(tensor_hash(trunk.state_dict()) for trunk in trunks)}
     elif weights.holds_vit:
-        own.add(weights.hash)
-    return own
+        hashes.add(weights.hash)
+    return hashes
 
 
 def _row(result: Result) -> dict[str, Any]:
@@ -111,11 +111,11 @@ def _read_if_there(file: Path) -> Mapping[str, Any]:
     return content
 
 
-def find_detector(weights: Weights, asked: Path | None) -> AnomalyDetector | None:
-    """The detector that was asked for, else the one that lies with the weights: in a bundle, or a detector's folder."""
-    if asked is not None and weights.detector is not None and not weights.holds_method:
+def find_detector(weights: Weights, detector_folder: Path | None) -> AnomalyDetector | None:
+    """The user's detector, else the one beside the weights: in a bundle, or a detector's folder."""
+    if detector_folder is not None and weights.detector is not None and not weights.holds_method:
         raise UserError(f"{weights.name} is a detector itself and takes no other one; leave out --detector.")
-    folder = asked or weights.detector
+    folder = detector_folder or weights.detector
     return None if folder is None else load_detector(folder)
 
 
@@ -132,11 +132,11 @@ def check_origin(detector: AnomalyDetector, weights: Weights) -> None:
 
 
 def without_traces(detector: AnomalyDetector) -> AnomalyDetector:
-    """Without the command and its paths and without pieces of training films, which are nobody else's business."""
+    """Without the command and its paths and without pieces of training films, which are private."""
     detector.atlas = detector.atlas.without_patches() if detector.atlas is not None else None
     environment = detector.origin.get("environment") or {}
-    kept = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
-    detector.origin = {**detector.origin, "environment": kept}
+    versions = {name: environment[name] for name in ("afire", "python", "packages", "git") if name in environment}
+    detector.origin = {**detector.origin, "environment": versions}
     return detector
 
 

@@ -61,7 +61,7 @@ def input_settings(weights: Weights) -> ImageConfig:
 
 def preprocessing(image: ImageConfig) -> dict[str, Any]:
     """What ``preprocessing.json`` holds: from a film to the network's input."""
-    known = constants(image)
+    mean_and_std = constants(image)
     return {
         "size": image.size,
         "channels": image.channels,
@@ -70,8 +70,8 @@ def preprocessing(image: ImageConfig) -> dict[str, Any]:
         "voi": image.voi,
         "resize": {"fit": image.fit, "meaning": FITS[image.fit], "filter": "bicubic, antialiased, clipped to [0, 1]"},
         "normalise": image.normalise,
-        "mean": known[0] if known else "of the film",
-        "std": known[1] if known else "of the film, population form, at least 0.001",
+        "mean": mean_and_std[0] if mean_and_std else "of the film",
+        "std": mean_and_std[1] if mean_and_std else "of the film, population form, at least 0.001",
         "channels_from_grey": "repeated" if image.channels == 3 else "as it is",
     }
 
@@ -152,10 +152,10 @@ def hf_config(config: Config) -> dict[str, Any]:
 
 
 def hf_processor_config(config: Config) -> dict[str, Any]:
-    """``ViTImageProcessor`` as JSON. It knows no mean and std of each film: with normalise film it leaves them out."""
+    """``ViTImageProcessor`` as JSON. It has no mean and std of each film: with normalise film it leaves them out."""
     image = config.image
-    known = constants(image)
-    mean, std = known or ([0.0] * image.channels, [1.0] * image.channels)
+    mean_and_std = constants(image)
+    mean, std = mean_and_std or ([0.0] * image.channels, [1.0] * image.channels)
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
@@ -163,7 +163,7 @@ def hf_processor_config(config: Config) -> dict[str, Any]:
         "resample": 3,  # bicubic
         "do_rescale": True,
         "rescale_factor": 1 / 255,
-        "do_normalize": known is not None and image.normalise != "none",
+        "do_normalize": mean_and_std is not None and image.normalise != "none",
         "image_mean": mean,
         "image_std": std,
         "do_convert_rgb": image.channels == 3,
@@ -287,7 +287,7 @@ def write_detector_graph(folder: Path, detector: AnomalyDetector, preprocess: Pr
 
 
 def run_detector_graph(folder: Path, images: Tensor) -> dict[str, Tensor]:
-    """What onnxruntime makes of it, by name of the output."""
+    """The outputs of onnxruntime, by name."""
     return _run_onnx_file(folder / DETECTOR_FILE, images)
 
 
@@ -346,7 +346,7 @@ def _run_onnx_file(file: Path, images: Tensor) -> dict[str, Tensor]:
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """The exporter prints its progress and warns of what is not ours: that torchvision is not there, for one."""
+    """Silence the exporter, which prints its progress and warns of things like a missing torchvision."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -377,7 +377,7 @@ class Format:
 
     name: str
     backend: str
-    """Who runs it."""
+    """The library that runs it."""
     write: Callable[[Path, Weights], None]
     run: Callable[[Path, Weights, Tensor], dict[str, Tensor]]
     """(folder, ours, images (B, 1, S, S) in [0, 1]) -> ``tokens`` (B, L, D) and what else it gives."""

@@ -1,4 +1,4 @@
-"""Do weights give here what they gave where they were exported? Asked of every library that is installed.
+"""Do weights give the same outputs here as where they were exported? Checked with every library that is installed.
 
 An export carries a sample: a drawn film, no patient's, and the outputs of the networks for it. The film is larger than
 the network's input and not square, so that reading and resizing are compared too.
@@ -71,7 +71,7 @@ def read_whole(file: Path) -> Tensor:
 
 @torch.no_grad()
 def outputs(weights: Weights, film: Tensor) -> dict[str, Tensor]:
-    """All that networks say about a film (1, 1, S, S) in [0, 1]; what there is no network for is left out.
+    """All outputs of the networks for a film (1, 1, S, S) in [0, 1]; those without a network are left out.
 
     ``tokens`` (1, L, D), ``embedding`` (1, D), and of a method also ``NETWORK_tokens`` of other networks, ``restored``
     (1, L, P), and the method's own readouts. Of a detector whose networks are its own nothing: see
@@ -83,11 +83,11 @@ def outputs(weights: Weights, film: Tensor) -> dict[str, Tensor]:
         return trunk_outputs(weights, film)
     model = weights.method
     tokens = model.encode(film)
-    given = {"tokens": tokens, "embedding": tokens.mean(dim=1), **model.readouts(film)}
-    given |= {f"{network}_tokens": model.encode(film, network) for network in model.networks[1:]}
+    results = {"tokens": tokens, "embedding": tokens.mean(dim=1), **model.readouts(film)}
+    results |= {f"{network}_tokens": model.encode(film, network) for network in model.networks[1:]}
     if model.restores:
-        given["restored"] = model.restore(film)
-    return {name: tensor.float().cpu() for name, tensor in given.items()}
+        results["restored"] = model.restore(film)
+    return {name: tensor.float().cpu() for name, tensor in results.items()}
 
 
 @torch.no_grad()
@@ -116,21 +116,21 @@ def read_expected(folder: Path) -> dict[str, Tensor]:
     return read_tensors(folder / SAMPLE / EXPECTED)
 
 
-def compare(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[Difference]:
+def compare(expected: Mapping[str, Tensor], results: Mapping[str, Tensor]) -> list[Difference]:
     """The largest difference of every output that is given; another shape is infinitely far away."""
-    return [_difference(name, expected[name], tensor) for name, tensor in given.items() if name in expected]
+    return [_difference(name, expected[name], tensor) for name, tensor in results.items() if name in expected]
 
 
-def _difference(name: str, expected: Tensor, given: Tensor) -> Difference:
+def _difference(name: str, expected: Tensor, result: Tensor) -> Difference:
     bound = TOLERANCE * max(1.0, float(expected.abs().max()))
-    if expected.shape != given.shape:
+    if expected.shape != result.shape:
         return Difference(name, float("inf"), bound)
-    return Difference(name, float((given.float().cpu() - expected).abs().max()), bound)
+    return Difference(name, float((result.float().cpu() - expected).abs().max()), bound)
 
 
 @dataclass(frozen=True)
 class Check:
-    """What one library makes of the sample film; ``note`` says why it was not asked, or how it failed."""
+    """One library's outputs for the sample film; ``note`` says why it was not run, or how it failed."""
 
     backend: str
     differences: list[Difference] = field(default_factory=list)
@@ -166,16 +166,16 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
 
 
 def _through(form: Format, backbone: Weights, detector: AnomalyDetector | None, film: Tensor) -> dict[str, Tensor]:
-    """What another library says, by way of its files."""
-    given: dict[str, Tensor] = {}
+    """The outputs of another library, through its files."""
+    results: dict[str, Tensor] = {}
     with tempfile.TemporaryDirectory(prefix="afire-") as name:
         if backbone.holds_vit:
             form.write(Path(name), backbone)
-            given |= form.run(Path(name), backbone, film)
+            results |= form.run(Path(name), backbone, film)
         if form.has_detectors and detector is not None:
             write_detector_graph(Path(name), detector)
-            given |= run_detector_graph(Path(name), film)
-        return given
+            results |= run_detector_graph(Path(name), film)
+        return results
 
 
 def devices() -> list[str]:
@@ -192,19 +192,19 @@ def _on_device(weights: Weights, detector: AnomalyDetector | None, film: Tensor,
     try:
         for network in networks:
             network.to(device)
-        given = outputs(weights, film.to(device))
-        return given if detector is None else {**given, **detector_outputs(detector, film)}
+        results = outputs(weights, film.to(device))
+        return results if detector is None else {**results, **detector_outputs(detector, film)}
     finally:
         for network in networks:
             network.to("cpu")
 
 
 def _guarded(backend: str, expected: Mapping[str, Tensor], compute: Callable[[], Mapping[str, Tensor]]) -> Check:
-    """Another library may fail in ways of its own; that is an answer too, and no reason to stop."""
+    """Another library may fail in its own way; that is a result too, and no reason to stop."""
     try:
         return Check(backend, compare(expected, compute()))
     except UserError:
         raise
     except Exception as error:
-        first = (str(error).strip() or "no reason given").splitlines()[0]
-        return Check(backend, note=f"failed: {type(error).__name__}: {first}", failed=True)
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        return Check(backend, note=f"failed: {type(error).__name__}: {reason}", failed=True)

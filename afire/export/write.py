@@ -1,4 +1,4 @@
-"""From weights to a folder: a bundle, or the format of another library, compared with ours before it is handed over.
+"""From weights to a folder: a bundle, or the format of another library, compared with ours before it is released.
 
 The folder appears whole or not at all.
 """
@@ -80,16 +80,16 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
     """A folder beside ``out`` to write into; it becomes ``out`` when the body ends well, else it is gone."""
     check_target(out, force)
     final = out.resolve()
-    unfinished, old = final.with_name(f".part-{final.name}"), final.with_name(f".old-{final.name}")
+    unfinished, previous = final.with_name(f".part-{final.name}"), final.with_name(f".old-{final.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
         if final.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            final.replace(old)
+            shutil.rmtree(previous, ignore_errors=True)
+            final.replace(previous)
         unfinished.replace(final)
-        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(previous, ignore_errors=True)
     except SafetensorError as error:  # a full disk, reported in its own way
         raise UserError(f"cannot write {out}: {error}; free space or choose another folder.") from error
     finally:
@@ -191,7 +191,7 @@ def _compare(
 
 
 def _write_format_sample(folder: Path, backbone: Weights, detector: AnomalyDetector | None) -> dict[str, Tensor]:
-    """The sample film and what our networks say about it, beside the export."""
+    """The sample film and our networks' outputs for it, beside the export."""
     image = backbone.config.image
     film = read_input(write_film(folder, image.size), image)
     expected = {"input": film, **(trunk_outputs(backbone, film) if backbone.holds_vit else {})}
@@ -226,7 +226,7 @@ def export_bundle(
     weights = open_weights(source)
     fitted = find_detector(weights, detector)
     if not weights.holds_method and weights.detector is None:
-        _ = weights.method  # says why, and what to give
+        _ = weights.method  # raises an error that says why, and what to give
     assert isinstance(weights, RunWeights | BundleWeights)
     if fitted is not None:
         check_origin(fitted, weights)
@@ -271,7 +271,7 @@ def _weights_hash(weights: Weights, detector: AnomalyDetector | None) -> str:
 
 
 def _write_sample(folder: Path, weights: Weights, detector: AnomalyDetector | None) -> None:
-    """The sample film and what the networks in memory say about it, on the CPU."""
+    """The sample film and the outputs of the networks in memory for it, on the CPU."""
     image = weights.config.image
     film = read_input(write_film(folder, image.size), image)
     expected = {"input": film, **outputs(weights, film)}

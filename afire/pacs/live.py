@@ -20,8 +20,15 @@ from urllib.parse import parse_qs, urlsplit
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import FilmResult, Rule
 from afire.detect.run import Drawing
-from afire.report.detect_live import LiveFilm, live_near, live_normals, live_page, live_picture, live_script
-from afire.report.detect_page import page_policy
+from afire.report.detect_page import (
+    LiveFilm,
+    live_near,
+    live_normals,
+    live_page,
+    live_picture,
+    live_script,
+    page_policy,
+)
 from afire.report.detect_pictures import heat_levels
 
 _HASH_SHOWN = 8  # digits

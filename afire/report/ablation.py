@@ -31,12 +31,14 @@ from afire.report.table import (
     Row,
     Table,
     best_mean,
+    bullets,
     estimate_cell,
     facts_table,
     latex_text,
     mean_sd,
     number,
     p_text,
+    picture_names,
     records_table,
     signed,
     table_of,
@@ -74,7 +76,7 @@ def write_ablation(out: Path, table: AblationTable) -> Path:
     """Write the table in every form and the picture; the page's path."""
     with style():
         pictures = save_figure(ablation_figure(table), out / "ablation")
-    write_text(out / "table.md", ablation_markdown(table, [path.name for path in pictures if path.suffix == ".png"]))
+    write_text(out / "table.md", ablation_markdown(table, picture_names(pictures)))
     write_text(out / "table.tex", ablation_latex(table))
     write_text(out / "table.csv", ablation_csv(table))
     write_json(out / "table.json", ablation_json(table))
@@ -89,8 +91,8 @@ def sections(table: AblationTable) -> list[tuple[str, list[TableRow]]]:
         members = [row for row in table.rows if name in row.row.tables and row.row.name != FULL]
         if members:
             groups.append((title, full + sorted(members, key=lambda row: row.row.tables[name])))
-    own = [row for row in table.rows if not row.row.tables]
-    return [*groups, *([(_OTHER, full + own)] if own else [])] or [(TABLES["table1"], full)]
+    own_rows = [row for row in table.rows if not row.row.tables]
+    return [*groups, *([(_OTHER, full + own_rows)] if own_rows else [])] or [(TABLES["table1"], full)]
 
 
 def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str:
@@ -104,7 +106,7 @@ def ablation_markdown(table: AblationTable, pictures: Sequence[str] = ()) -> str
         paragraphs += ["## Our order and the paper's", ordering_text(table.ordering)]
     paragraphs += ["## How to read it", _reading(table)]
     if table.notes:
-        paragraphs.append("\n".join(f"- {note}" for note in table.notes))
+        paragraphs.append(bullets(table.notes))
     paragraphs += [f"![{name}]({name})" for name in pictures]
     return "\n\n".join([*paragraphs, f"afire {__version__}. {DISCLAIMER}"]) + "\n"
 

@@ -101,13 +101,13 @@ def _sections(audit: Audit) -> list[Section]:
     with_films = [(number, finding) for number, finding in enumerate(audit.findings, start=1) if finding.groups]
     for number, finding in track(with_films, "drawing the page", unit="findings") if with_films else ():
         pairs = any(len(group) > 1 for group in finding.groups)
-        shown = finding.groups[: _MOST_GROUPS if pairs else _MOST_FILMS]
+        groups_shown = finding.groups[: _MOST_GROUPS if pairs else _MOST_FILMS]
         notes = finding.notes or ("",) * len(finding.groups)
         groups = tuple(
             (tuple(_thumb(audit, row) for row in group[:_MOST_IN_GROUP]), note, len(group) - _MOST_IN_GROUP)
-            for group, note in zip(shown, notes, strict=False)
+            for group, note in zip(groups_shown, notes, strict=False)
         )
-        sections.append(Section(number, finding, groups, len(finding.groups) - len(shown)))
+        sections.append(Section(number, finding, groups, len(finding.groups) - len(groups_shown)))
     return sections
 
 
@@ -156,8 +156,8 @@ def _badness(shortcut: Shortcut) -> tuple[int, float]:
 
 def _judged(shortcut: Shortcut, over: str) -> str:
     crossed = shortcut.judged == "cross-validated"
-    how = f"cross-validated over {over}" if crossed else f"judged on the {shortcut.judged} films"
-    return f"{how}: {shortcut.positives:,} of {shortcut.films:,} films have the label"
+    judgement = f"cross-validated over {over}" if crossed else f"judged on the {shortcut.judged} films"
+    return f"{judgement}: {shortcut.positives:,} of {shortcut.films:,} films have the label"
 
 
 def _matrix(shortcuts: Sequence[Shortcut]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Pre-training methods side by side, for people: a table for each length, what it says in words, and two pictures.
+"""Pre-training methods side by side, for people: a table and a summary for each length, and two pictures.
 
 One picture has a panel for each length and a line for each row, in the main measure: mean, interval, a tick for each
 seed. The other shows the p-values between all pairs of methods.
@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from afire._version import __version__
 from afire.files import write_json, write_text
-from afire.report.style import COLOURS, FAINT, INK, save_figure, style
+from afire.report.style import COLOURS, FAINT, draw_estimate, row_panels, save_figure, style
 from afire.report.table import (
     DASH,
     DISCLAIMER,
@@ -28,12 +27,15 @@ from afire.report.table import (
     Column,
     Row,
     Table,
+    bullets,
     facts_table,
     interval_text,
     latex_text,
     mean_sd,
     number,
     p_text,
+    picture_names,
+    show_summary,
     signed,
     table_of,
 )
@@ -51,7 +53,7 @@ def write_baselines(
     tables: Sequence[BaselineTable],
     facts: Mapping[str, str],
     traps: Sequence[str],
-    tried: Sequence[Choice] = (),
+    trials: Sequence[Choice] = (),
 ) -> Path:
     """Write the page, LaTeX, CSV, JSON and the pictures; the page's path."""
     with style():
@@ -59,8 +61,8 @@ def write_baselines(
         for table in tables:
             if table.pairs is not None:
                 pictures += save_figure(p_value_figure(table.pairs), out / f"p-values-{table.by}")
-    names = [path.name for path in pictures if path.suffix == ".png"]
-    write_text(out / PAGE, baselines_page(tables, facts, traps, tried, names))
+    names = picture_names(pictures)
+    write_text(out / PAGE, baselines_page(tables, facts, traps, trials, names))
     write_text(out / "baselines.tex", "\n".join(_as_latex(table) for table in tables))
     for table in tables:
         write_text(out / f"baselines-{table.by}.csv", rows_table(table).csv())
@@ -81,7 +83,7 @@ def baselines_page(
     tables: Sequence[BaselineTable],
     facts: Mapping[str, str],
     traps: Sequence[str],
-    tried: Sequence[Choice] = (),
+    trials: Sequence[Choice] = (),
     pictures: Sequence[str] = (),
 ) -> str:
     """The page as Markdown."""
@@ -89,14 +91,14 @@ def baselines_page(
     sections += [f"![{name.removesuffix('.png')}]({name})" for name in pictures]
     for table in tables:
         sections += [f"## {title(table)}", rows_table(table).markdown()]
-        sections.append("\n".join(f"- {message}" for message in messages(table)))
+        sections.append(bullets(messages(table)))
     if traps:
-        sections += ["## Traps", "\n".join(f"- {trap}" for trap in traps)]
+        sections += ["## Traps", bullets(traps)]
     beside_paper = paper_table(tables)
     if beside_paper is not None:
         sections += ["## The paper's numbers", beside_paper.markdown()]
-    if tried:
-        sections += ["## The search", search_table(tried).markdown()]
+    if trials:
+        sections += ["## The search", search_table(trials).markdown()]
     sections += [_READING, f"afire {__version__}. {DISCLAIMER}"]
     return "\n\n".join(sections) + "\n"
 
@@ -112,8 +114,8 @@ _READING = (
 
 
 def title(table: BaselineTable) -> str:
-    what = "Equal compute" if table.by == "flops" else "Equal epochs"
-    return f"{what}: {table.length}"
+    kind = "Equal compute" if table.by == "flops" else "Equal epochs"
+    return f"{kind}: {table.length}"
 
 
 def rows_table(table: BaselineTable) -> Table:
@@ -161,32 +163,32 @@ def _cells(row: BaselineRow, table: BaselineTable) -> list[str]:
 
 
 def messages(table: BaselineTable) -> list[str]:
-    """The order in the main measure, who is above the reference by both tests, and who by one."""
+    """The order in the main measure, which methods are above the reference by both tests, and which by one."""
     rows = [row for row in table.rows if row.training is not None and table.main in row.measures]
     order = ", ".join(f"{row.name} {number(row.measures[table.main].mean)}" for row in rows)
-    told = [f"by {table.measures[table.main]}: {order}"]
-    for words, sign in (("above", 1), ("below", -1)):
-        both: list[str] = []
-        one: list[str] = []
+    texts = [f"by {table.measures[table.main]}: {order}"]
+    for position, sign in (("above", 1), ("below", -1)):
+        by_both: list[str] = []
+        by_one: list[str] = []
         for row in rows:
             against = row.against.get(table.main)
             if against is None or sign * against.value <= 0:
                 continue
             tests = [against.p_patients < 0.05, against.p_seeds < 0.05]  # NaN is not below
-            (both if all(tests) else one if any(tests) else []).append(row.name)
-        if both:
-            told.append(f"{words} {table.reference} over patients and over seeds (p < 0.05): {', '.join(both)}")
-        if one:
-            told.append(f"{words} {table.reference} by one of the two tests only: {', '.join(one)}")
+            (by_both if all(tests) else by_one if any(tests) else []).append(row.name)
+        if by_both:
+            texts.append(f"{position} {table.reference} over patients and over seeds (p < 0.05): {', '.join(by_both)}")
+        if by_one:
+            texts.append(f"{position} {table.reference} by one of the two tests only: {', '.join(by_one)}")
     for name in [measure for measure in table.measures if measure != table.main]:
         best = max((row for row in rows if name in row.measures), key=lambda row: row.measures[name].mean, default=None)
         if best is not None:
-            told.append(f"best by {table.measures[name]}: {best.name} {number(best.measures[name].mean)}")
-    return told
+            texts.append(f"best by {table.measures[name]}: {best.name} {number(best.measures[name].mean)}")
+    return texts
 
 
 def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
-    """The paper's number beside ours, and what stands behind it."""
+    """The paper's number beside ours, and the network and data behind it."""
     rows = []
     for table in tables:
         for row in table.rows:
@@ -217,18 +219,18 @@ def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
     return table_of(header, rows)
 
 
-def search_table(tried: Sequence[Choice]) -> Table:
+def search_table(trials: Sequence[Choice]) -> Table:
     """Every trial of the search; the chosen one of each method is marked."""
     best = {
-        method: max((trial.auc or -1.0) for trial in tried if trial.method == method)
-        for method in dict.fromkeys(trial.method for trial in tried)
+        method: max((trial.auc or -1.0) for trial in trials if trial.method == method)
+        for method in dict.fromkeys(trial.method for trial in trials)
     }
     rows = []
-    for trial in tried:
-        chosen = trial.auc is not None and trial.auc == best[trial.method]
+    for trial in trials:
+        is_best = trial.auc is not None and trial.auc == best[trial.method]
         auc = DASH if trial.auc is None else number(trial.auc)
-        rows.append([trial.method, ", ".join(trial.words), auc, "chosen" if chosen else ""])
-        if chosen:
+        rows.append([trial.method, ", ".join(trial.words), auc, "chosen" if is_best else ""])
+        if is_best:
             best[trial.method] = math.inf  # of equals the first
     return table_of(["method", Column("settings", text=True), "development AUC", Column("", text=True)], rows)
 
@@ -240,12 +242,8 @@ def _as_latex(table: BaselineTable) -> str:
 
 def baselines_figure(tables: Sequence[BaselineTable]) -> Figure:
     """A panel for each length, in the main measure."""
-    tallest = max(len(table.rows) for table in tables)
-    figure: Figure
-    figure, axes = plt.subplots(
-        1, len(tables), figsize=(4.6 * len(tables), 1.1 + 0.28 * tallest), squeeze=False, layout="constrained"
-    )
-    for panel, table in zip(axes[0], tables, strict=True):
+    figure, panels = row_panels([len(table.rows) for table in tables], width=4.6, height=1.1, line=0.28)
+    for panel, table in zip(panels, tables, strict=True):
         _draw(panel, table)
     return figure
 
@@ -255,10 +253,8 @@ def _draw(axes: Axes, table: BaselineTable) -> None:
     for place, row in enumerate(reversed(rows)):
         estimate, learned = row.measures[table.main], row.training is not None
         colour = (COLOURS[1] if row.name == table.reference else COLOURS[0]) if learned else FAINT
-        axes.plot([estimate.low, estimate.high], [place, place], color=colour, linewidth=1.4)
-        axes.plot(estimate.mean, place, "o", color=colour, markerfacecolor=colour if learned else "white", markersize=5)
-        if learned:
-            axes.plot(estimate.values, [place] * len(estimate.values), "|", color=INK, markersize=7)
+        limits = (estimate.low, estimate.high)
+        draw_estimate(axes, place, estimate.mean, limits, estimate.values if learned else (), colour)
     axes.set_yticks(range(len(rows)), [row.name for row in reversed(rows)])
     axes.set_xlabel(f"{table.measures[table.main]}; 95 % interval, ticks: seeds")
     axes.set_title(title(table))
@@ -267,10 +263,7 @@ def _draw(axes: Axes, table: BaselineTable) -> None:
 def show_baselines(screen: Console, tables: Sequence[BaselineTable], traps: Sequence[str]) -> None:
     """On the terminal."""
     for table in tables:
-        shown = ["method", *list(table.measures)[:2], "against", "core_minutes"]
-        screen.print(rows_table(table).only(*shown).console(frame=False))
-        for message in messages(table):
-            screen.print(Text(f"- {message}"))
-        screen.print()
+        keys = ["method", *list(table.measures)[:2], "against", "core_minutes"]
+        show_summary(screen, rows_table(table).only(*keys), messages(table))
     for trap in traps:
         screen.print(Text(f"! {trap}"))

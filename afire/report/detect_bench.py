@@ -1,4 +1,4 @@
-"""A bench of detectors for people: a table for each set, what it says in words, and a picture.
+"""A bench of detectors for people: a table and a summary for each set, and a picture.
 
 The picture has a panel for each set and a line for each row: its AUC with the interval, a tick for each seed, trivial
 rows hollow, and the best trivial row as a dashed line.
@@ -12,16 +12,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.text import Text
 
 from afire._version import __version__
 from afire.files import write_json, write_text
-from afire.report.style import COLOURS, FAINT, INK, save_figure, style
-from afire.report.table import DASH, DISCLAIMER, Block, Column, Row, Table, facts_table, latex_text, number, signed
+from afire.report.style import COLOURS, FAINT, draw_estimate, row_panels, save_figure, style
+from afire.report.table import (
+    DASH,
+    DISCLAIMER,
+    Block,
+    Column,
+    Row,
+    Table,
+    bullets,
+    facts_table,
+    latex_text,
+    number,
+    picture_names,
+    show_summary,
+    signed,
+)
 from afire.studies.detect_bench_table import BenchRow, BenchTable, PublishedRow
 from afire.tasks.results import to_json
 
@@ -50,7 +62,7 @@ def write_bench(out: Path, tables: Sequence[BenchTable], facts: Mapping[str, str
     """Write the page, LaTeX, CSV, JSON and the picture; the page's path."""
     with style():
         pictures = save_figure(bench_figure(tables), out / "bench")
-    write_text(out / PAGE, bench_page(tables, facts, [path.name for path in pictures if path.suffix == ".png"]))
+    write_text(out / PAGE, bench_page(tables, facts, picture_names(pictures)))
     write_text(out / "bench.tex", "\n".join(_as_latex(table) for table in tables))
     for table in tables:
         write_text(out / f"{file_name(table)}.csv", rows_table(table).csv())
@@ -74,7 +86,7 @@ def bench_page(tables: Sequence[BenchTable], facts: Mapping[str, str], pictures:
     sections += [f"![AUC of every detector]({name})" for name in pictures]
     for table in tables:
         sections += [f"## {title(table)}", rows_table(table).markdown()]
-        sections.append("\n".join(f"- {message}" for message in messages(table)))
+        sections.append(bullets(messages(table)))
     sections += [_READING, f"afire {__version__}. {DISCLAIMER}"]
     return "\n\n".join(sections) + "\n"
 
@@ -89,12 +101,15 @@ _READING = (
 
 def rows_table(table: BenchTable) -> Table:
     """All rows of a set, the best first; with a second column where some were also fitted at published length."""
-    both = any(row.published is not None for row in table.rows)
+    has_published = any(row.published is not None for row in table.rows)
     rows = [
-        Row([row.method, *_numbers(row), *(_second(row.published) if both else ())], "italic" if row.trivial else "")
+        Row(
+            [row.method, *_numbers(row), *(_second(row.published) if has_published else ())],
+            "italic" if row.trivial else "",
+        )
         for row in table.rows
     ]
-    return Table([*_COLUMNS, *(_SECOND if both else ())], [Block(rows)], title(table))
+    return Table([*_COLUMNS, *(_SECOND if has_published else ())], [Block(rows)], title(table))
 
 
 def _second(row: PublishedRow | None) -> list[str]:
@@ -139,24 +154,24 @@ def _against(row: BenchRow) -> str:
 
 
 def messages(table: BenchTable) -> list[str]:
-    """Who leads, who beats the best trivial row with the whole interval, and who points the wrong way."""
+    """The ranking, which methods beat the best trivial row with the whole interval, and which score the wrong way."""
     learned = [row for row in table.rows if not row.trivial]
     trivial = next(row for row in table.rows if row.method == table.best_trivial)
     best, bar = learned[0], float(trivial.auc["mean"])
     order = ", ".join(f"{row.method} {number(float(row.auc['mean']))}" for row in learned)
-    told = [f"ranking: {order}"]
+    texts = [f"ranking: {order}"]
     above = [row.method for row in learned if row.against is not None and float(row.against["low"]) > 0]
     beaten = f"the best trivial row, {trivial.method} ({number(bar)})"
     if above:
-        told.append(f"above {beaten} with the whole interval: {', '.join(above)}")
+        texts.append(f"above {beaten} with the whole interval: {', '.join(above)}")
     else:
-        told.append(f"none is above {beaten} with its whole interval; the best is {best.method}")
+        texts.append(f"none is above {beaten} with its whole interval; the best is {best.method}")
     flipped = [row.method for row in learned if round(float(row.auc["mean"]), 3) < 0.5]
     if flipped:
-        told.append(f"below 0.5, normal films score higher: {', '.join(flipped)}")
+        texts.append(f"below 0.5, normal films score higher: {', '.join(flipped)}")
     if table.audit is not None:
-        told += [f"audit: {message}" for message in table.audit] or ["audit: no shortcut was found"]
-    return told
+        texts += [f"audit: {message}" for message in table.audit] or ["audit: no shortcut was found"]
+    return texts
 
 
 def _as_latex(table: BenchTable) -> str:
@@ -165,12 +180,8 @@ def _as_latex(table: BenchTable) -> str:
 
 def bench_figure(tables: Sequence[BenchTable]) -> Figure:
     """A panel for each set."""
-    tallest = max(len(table.rows) for table in tables)
-    figure: Figure
-    figure, axes = plt.subplots(
-        1, len(tables), figsize=(4.2 * len(tables), 1.0 + 0.26 * tallest), squeeze=False, layout="constrained"
-    )
-    for panel, table in zip(axes[0], tables, strict=True):
+    figure, panels = row_panels([len(table.rows) for table in tables], width=4.2, height=1.0, line=0.26)
+    for panel, table in zip(panels, tables, strict=True):
         _draw(panel, table)
     return figure
 
@@ -178,12 +189,8 @@ def bench_figure(tables: Sequence[BenchTable]) -> Figure:
 def _draw(axes: Axes, table: BenchTable) -> None:
     for place, row in enumerate(reversed(table.rows)):
         estimate, colour = row.auc, FAINT if row.trivial else COLOURS[0]
-        if estimate.get("low") is not None:
-            axes.plot([estimate["low"], estimate["high"]], [place, place], color=colour, linewidth=1.4)
-        filled = "white" if row.trivial else colour
-        axes.plot(estimate["mean"], place, "o", color=colour, markerfacecolor=filled, markersize=5)
-        if not row.trivial:
-            axes.plot(estimate["values"], [place] * len(estimate["values"]), "|", color=INK, markersize=7)
+        limits = (estimate["low"], estimate["high"]) if estimate.get("low") is not None else None
+        draw_estimate(axes, place, estimate["mean"], limits, () if row.trivial else estimate["values"], colour)
         if row.method == table.best_trivial:
             axes.axvline(estimate["mean"], color=FAINT, linestyle="--", linewidth=0.9)
     axes.axvline(0.5, color=FAINT, linewidth=0.6)
@@ -195,7 +202,4 @@ def _draw(axes: Axes, table: BenchTable) -> None:
 def show_bench(screen: Console, tables: Sequence[BenchTable]) -> None:
     """On the terminal."""
     for table in tables:
-        screen.print(rows_table(table).only(*_TERMINAL).console(frame=False))
-        for message in messages(table):
-            screen.print(Text(f"- {message}"))
-        screen.print()
+        show_summary(screen, rows_table(table).only(*_TERMINAL), messages(table))

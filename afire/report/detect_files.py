@@ -1,9 +1,14 @@
-"""What lies beside the page of `afire detect run`, for it to load when it is needed.
+"""The files beside the page of `afire detect run`, which it loads when they are needed.
 
 A page opened from disk may load scripts and pictures from its own folder and nothing else. So the films are rows of
 arrays in scripts of a few thousand rows, thumbnails share sheets in the order of the rows, and what normal films look
-like is a picture or two. Names begin with a tag of the content: a page never meets files of another page, and the old
-ones go when the new page stands.
+like is a picture or two. Names begin with a tag of the content: a page never loads files of another page, and the old
+ones are removed once the new page is written.
+
+Such a page may show pictures but not read their pixels: which of the kept pieces of normal films are closest to a film
+is computed when it is written, from the film's own picture. Only detectors that keep pieces of single films have any.
+
+Shapes: G x G places, of each of which K pieces are kept and M are shown.
 """
 
 from __future__ import annotations
@@ -22,22 +27,24 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from afire.data.decode import FitMode
+from afire.data.decode import FitMode, fit_square
 from afire.detect.atlas import NormalAtlas
 from afire.detect.findings import SCORED, UNREADABLE, FilmResult, Status
 from afire.files import remove_unfinished, sha256_text, write_atomic
 from afire.processes import usable_cores
 from afire.progress import track
-from afire.report.detect_near import near_scripts
 from afire.report.detect_pictures import KINDS, picture_name
 
 FOLDER = "page"
 ROWS = 2000  # in a file
 THUMB, ACROSS = 96, 10  # pixels of a thumbnail's longest side; thumbnails along a side of a sheet
 NOTHING = "nothing stands out"  # the region of a film whose heat stays below the scale
+PER_FILE = 100  # films in a script of closest pieces
+MOST_PIECES = 4  # shown of a place
 _STATUS: dict[Status, int] = {SCORED: 0, "out of domain": 1, UNREADABLE: 2}
 _OURS = re.compile(r"[0-9a-f]{12}-(films|sheet|normal|patches|near)\b")
 _BACKGROUND = (11, 13, 15)  # of the viewer
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ def write_beside(
 
 
 def remove_others(out: Path, beside: Beside) -> None:
-    """Remove what earlier pages left, and nothing else; call it when the new page stands."""
+    """Remove files of earlier pages and nothing else; call it once the new page is written."""
     remove_unfinished(out / FOLDER)
     for file in (out / FOLDER).glob("*"):
         if _OURS.match(file.name) and f"{FOLDER}/{file.name}" not in beside.names():
@@ -90,11 +97,11 @@ def visible(text: str) -> str:
 
 
 def region_names(results: Sequence[FilmResult], low: float) -> dict[str, int]:
-    """The places in words that occur, each with its number, those with most films first."""
+    """The names of the regions that occur, each with its number, those with most films first."""
     names = [_region(film, low) for film in results if film.status == SCORED]
-    known, counts = np.unique(np.array(names, dtype=object).astype(str), return_counts=True)
-    order = np.lexsort((known, -counts))
-    return {str(known[place]): number for number, place in enumerate(order)}
+    regions, counts = np.unique(np.array(names, dtype=object).astype(str), return_counts=True)
+    order = np.lexsort((regions, -counts))
+    return {str(regions[place]): number for number, place in enumerate(order)}
 
 
 def _region(film: FilmResult, low: float) -> str:
@@ -102,13 +109,13 @@ def _region(film: FilmResult, low: float) -> str:
 
 
 def film_row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]:
-    """The fields in the order that the page's script knows. A score that is not to be trusted is not there."""
+    """The fields in the order that the page's script expects. A score that is not to be trusted is left out."""
     scored = film.status == SCORED
-    shown = visible(film.file)
-    drawn = [film.pictures.get(kind) == picture_name(film.number, kind) for kind in KINDS]
+    name = visible(film.file)
+    has_picture = [film.pictures.get(kind) == picture_name(film.number, kind) for kind in KINDS]
     return [
         film.number,
-        shown,
+        name,
         _STATUS[film.status],
         film.score if scored else None,
         regions[_region(film, low)] if scored else -1,
@@ -116,8 +123,8 @@ def film_row(film: FilmResult, regions: dict[str, int], low: float) -> list[Any]
         _short(film.x),
         _short(film.y),
         visible(film.view),
-        sum(1 << bit for bit, there in enumerate(drawn) if there),
-        *([film.file] if shown != film.file else []),
+        sum(1 << bit for bit, is_drawn in enumerate(has_picture) if is_drawn),
+        *([film.file] if name != film.file else []),
     ]
 
 
@@ -147,11 +154,11 @@ def _put(path: Path, content: bytes) -> None:
 
 def _write_sheets(out: Path, tag: str, in_order: Sequence[FilmResult]) -> list[str]:
     on_one = ACROSS * ACROSS
-    parts = [in_order[start : start + on_one] for start in range(0, len(in_order), on_one)]
-    names = [f"{FOLDER}/{tag}-sheet-{number:04d}.jpg" for number in range(len(parts))]
+    batches = [in_order[start : start + on_one] for start in range(0, len(in_order), on_one)]
+    names = [f"{FOLDER}/{tag}-sheet-{number:04d}.jpg" for number in range(len(batches))]
     with ThreadPoolExecutor(usable_cores()) as pool:
-        made = pool.map(partial(_write_sheet, out), names, parts)
-        for _ in track(made, "drawing thumbnails", total=len(parts), unit="sheets"):
+        sheets = pool.map(partial(_write_sheet, out), names, batches)
+        for _ in track(sheets, "drawing thumbnails", total=len(batches), unit="sheets"):
             pass
     return names
 
@@ -167,7 +174,7 @@ def _write_sheet(out: Path, name: str, films: Sequence[FilmResult]) -> None:
 
 
 def _thumbnail(out: Path, film: FilmResult) -> Iterator[Image.Image]:
-    """One, or none when the picture is not there any more."""
+    """One thumbnail, or none when the picture is gone."""
     name = film.pictures.get("overlay") or film.pictures.get("film")
     if not name:
         return
@@ -201,3 +208,45 @@ def jpeg(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
+
+
+def shown_pieces(atlas: NormalAtlas | None) -> int:
+    """M: how many pieces of single films are shown at a place."""
+    return min(MOST_PIECES, atlas.patches.shape[2]) if atlas is not None and atlas.patches is not None else 0
+
+
+def closest_pieces(atlas: NormalAtlas, film: NDArray[np.uint8], fit: FitMode) -> str:
+    """For a film as it is shown, (H, W): a digit for each of the M closest pieces, of each place, row by row.
+
+    They index the sheet of all pieces: ``0`` is the first one of its place.
+    """
+    square = fit_square(np.divide(film, 255, dtype=np.float32), atlas.patch_side, fit)
+    return "".join(_DIGITS[number] for number in atlas.closest(square, shown_pieces(atlas)).ravel())
+
+
+def near_script(start: int, films: Sequence[str]) -> str:
+    """A script that gives the page the pieces of films from row ``start`` on."""
+    return f"afireNear({start},{json.dumps(list(films), separators=(',', ':'))});\n"
+
+
+def near_scripts(out: Path, in_order: Sequence[FilmResult], atlas: NormalAtlas, fit: FitMode) -> Iterator[str]:
+    """For the films of a report, a hundred in each; a film whose picture is missing has none."""
+
+    def of_film(film: FilmResult) -> str:
+        name = film.pictures.get("film")
+        if not name:
+            return ""
+        try:
+            with Image.open(out / name) as image:
+                return closest_pieces(atlas, np.asarray(image.convert("L")), fit)
+        except OSError:
+            return ""
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        texts = track(pool.map(of_film, in_order), "closest normal pieces", total=len(in_order), unit="films")
+        batch: list[str] = []
+        for number, text in enumerate(texts, 1):
+            batch.append(text)
+            if len(batch) == PER_FILE or number == len(in_order):
+                yield near_script(number - len(batch), batch)
+                batch = []

@@ -10,7 +10,6 @@ Shapes: H x W pixels of a film as it is shown, S x S of what the networks saw, R
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,13 +24,13 @@ from PIL import Image, ImageDraw, ImageFont
 from torch.nn import functional
 
 from afire.data.decode import FitMode
+from afire.data.manifest import ABNORMAL
 from afire.detect.base import HeatScale
 from afire.detect.evaluate import ROW, Evaluated
 from afire.detect.run import Drawing, Drawn
 from afire.files import names_path
 from afire.report.style import COLOURS, FAINT, INK, save_figure, style
 from afire.report.task_figures import roc_curves
-from afire.tasks.evaluate import ABNORMAL
 from afire.tasks.metrics import interval, patient_draws
 from afire.tasks.results import SCORE, TRUTH
 
@@ -66,9 +65,9 @@ def roc_figure(evaluated: Evaluated) -> Figure:
         curve = _mean_curve(evaluated.predictions, ROW + line.name)
         label = f"{line.name} {line.metrics['auc'].mean:.3f}"
         axis.plot(_GRID, curve, color=colour, linewidth=1.0, linestyle=_DASHES[number % len(_DASHES)], label=label)
-    chosen = evaluated.lines[0]
+    best = evaluated.lines[0]
     curve = _mean_curve(evaluated.predictions, SCORE + ABNORMAL)
-    label = f"{_short(chosen.meaning)} {chosen.metrics['auc'].mean:.3f}"
+    label = f"{_short(best.meaning)} {best.metrics['auc'].mean:.3f}"
     axis.plot(np.r_[0, _GRID], np.r_[0, curve], color=COLOURS[0], linewidth=1.8, label=label)
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     axis.set(xlabel="normal films that are flagged", ylabel="abnormal films that are flagged")
@@ -90,18 +89,18 @@ def score_figure(evaluated: Evaluated) -> Figure:
         scores, truth = frame[SCORE + ABNORMAL].to_numpy(np.float64), frame[TRUTH + ABNORMAL].to_numpy(np.float64)
         ends = [*np.percentile(scores, [0.2, 99.8]), *([threshold] if np.isfinite(threshold) else [])]
         edges = np.linspace(min(ends), max(ends), int(np.clip(len(scores) // 8, 8, _MOST_BINS)) + 1)
-        shown = np.clip(scores, edges[0], edges[-1])  # the few far ones pile up at the ends
+        clipped = np.clip(scores, edges[0], edges[-1])  # the few far ones pile up at the ends
         for value, word, colour in ((0, "normal", COLOURS[0]), (1, "abnormal", COLOURS[1])):
-            part = shown[truth == value]
-            weights = np.full(len(part), 100 / max(len(part), 1))
-            label = f"{word} ({len(part):,})"
-            axis.hist(part, edges, weights=weights, color=colour, alpha=0.30, linewidth=0)
-            axis.hist(part, edges, weights=weights, color=colour, histtype="step", linewidth=1.2, label=label)
+            subset = clipped[truth == value]
+            weights = np.full(len(subset), 100 / max(len(subset), 1))
+            label = f"{word} ({len(subset):,})"
+            axis.hist(subset, edges, weights=weights, color=colour, alpha=0.30, linewidth=0)
+            axis.hist(subset, edges, weights=weights, color=colour, histtype="step", linewidth=1.2, label=label)
         if np.isfinite(threshold):
             caught = [100 * float((scores[truth == value] >= threshold).mean()) for value in (0, 1)]
             axis.axvline(threshold, color=INK, linewidth=1)
-            words = f"  {caught[0]:.0f} % of normal and\n  {caught[1]:.0f} % of abnormal flagged"
-            axis.text(threshold, 0.98, words, transform=axis.get_xaxis_transform(), fontsize=8, va="top")
+            text = f"  {caught[0]:.0f} % of normal and\n  {caught[1]:.0f} % of abnormal flagged"
+            axis.text(threshold, 0.98, text, transform=axis.get_xaxis_transform(), fontsize=8, va="top")
         axis.set_ylabel("% of films")
         axis.set_title(run if len(runs) > 1 else "")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
@@ -141,10 +140,6 @@ def _short(names: str) -> str:
     return names if len(names) <= 34 else "chosen score"
 
 
-def picture_names(paths: Sequence[Path]) -> list[str]:
-    return [path.name for path in paths if path.suffix == ".png"]
-
-
 FOLDER, LEGEND = "pictures", "legend.png"
 DIFFERENCE_TOP = 0.4  # of the range from black to white: full colour
 KINDS = {"film": "jpg", "heat": "png", "overlay": "jpg", "restored": "jpg", "difference": "jpg"}  # and their formats
@@ -177,8 +172,8 @@ class Painter:
         film = drawing.film
         assert film.shown is not None
         shape = film.shown.shape[0], film.shown.shape[1]
-        shown = film.jpeg or _encoded(Image.fromarray(film.shown), "film")
-        pictures = {"film": shown}
+        film_bytes = film.jpeg or _encoded(Image.fromarray(film.shown), "film")
+        pictures = {"film": film_bytes}
         if drawing.heat is not None:
             levels = heat_levels(drawing.heat, shape, self.scale, self.fit)
             small = _reduced(film.shown)
@@ -187,7 +182,7 @@ class Painter:
                 steps = heat_levels(drawing.heat, small.shape, self.scale, self.fit, max(small.shape))
                 pictures["overlay"] = _encoded(laid_over(small, steps), "overlay")
             else:
-                pictures["overlay"] = shown if small is film.shown else _encoded(Image.fromarray(small), "overlay")
+                pictures["overlay"] = film_bytes if small is film.shown else _encoded(Image.fromarray(small), "overlay")
             pictures["heat"] = _encoded(transparent(levels), "heat")
         if drawing.restored is not None:
             restored = _grey(to_film(drawing.restored, _small(shape, drawing.restored), self.fit))
@@ -231,9 +226,9 @@ def heat_levels(
 
 def _whole_levels(levels: Floats) -> Bytes:
     """Rounded, and kept to the table of colours."""
-    kept = np.clip(levels, 0, _LEVELS - 1)
-    whole: Bytes = np.rint(kept, out=kept).astype(np.uint8)
-    return whole
+    clipped = np.clip(levels, 0, _LEVELS - 1)
+    rounded: Bytes = np.rint(clipped, out=clipped).astype(np.uint8)
+    return rounded
 
 
 def _encoded(image: Image.Image, kind: str) -> bytes:
@@ -251,7 +246,7 @@ def picture_name(number: int, kind: str) -> str:
 def to_film(square: Floats, shape: tuple[int, int], fit: FitMode, outside: float = 0.0) -> Floats:
     """What lies on the square film, (R, C) of any resolution, in the proportions (H, W) of the film itself.
 
-    Undoes ``fit_square``: what letterbox added is cut off; ``outside`` is what crop has not seen.
+    Undoes ``fit_square``: what letterbox added is cut off; ``outside`` fills what crop cut off.
     """
     height, width = shape
     if fit == "crop":
@@ -317,7 +312,7 @@ def laid_over(film: Bytes, levels: Image.Image) -> Image.Image:
 
 @lru_cache(maxsize=1)
 def heat_colours() -> Bytes:
-    """(256, 3): purple, orange, yellow, lighter all the way, so that they are told apart in grey too."""
+    """(256, 3): purple, orange, yellow, lighter all the way, so that they differ in grey too."""
     import matplotlib
 
     table = matplotlib.colormaps["inferno"](np.linspace(0.32, 1.0, _LEVELS))[:, :3]

@@ -26,6 +26,7 @@ from afire.report.table import (
     Mark,
     Row,
     Table,
+    bullets,
     facts_table,
     interval_text,
     mean_sd,
@@ -57,12 +58,12 @@ def choice_page(detector: AnomalyDetector) -> str:
         "abnormal, so an AUC below 0.5 is a score that works sign-flipped. The chosen score is in bold.",
         "\n".join(f"{place}. {step}" for place, step in enumerate(choice.steps, start=1)),
         "## Films and threshold",
-        "\n".join(f"- {line}" for line in facts(detector)),
+        bullets(facts(detector)),
         "## Scores",
         table_of(["score", Column("meaning", text=True)], meanings).markdown(),
     ]
     if notes:
-        sections += ["## Warnings", "\n".join(f"- {note}" for note in notes)]
+        sections += ["## Warnings", bullets(notes)]
     sections += [f"`detector.json` has every number. afire {__version__}.", DISCLAIMER]
     return "\n\n".join(sections) + "\n"
 
@@ -80,9 +81,9 @@ def show_choice(screen: Console, detector: AnomalyDetector) -> None:
 
 def facts(detector: AnomalyDetector) -> list[str]:
     """Films of each subset, threshold and false-alarm rate, cost, weights and data, a line each."""
-    origin, parts = detector.origin, detector.origin.get("parts", {})
+    origin, films = detector.origin, detector.origin.get("parts", {})
     counts = (
-        f"{parts.get('fit', 0):,} normal films fit, {parts.get('choose', 0):,} choose, {parts.get('calibrate', 0):,}"
+        f"{films.get('fit', 0):,} normal films fit, {films.get('choose', 0):,} choose, {films.get('calibrate', 0):,}"
     )
     weights = origin.get("weights", {}).get("name", "unknown")
     data, rate = origin.get("data", {}), 100 * detector.false_alarms
@@ -112,8 +113,8 @@ def rule(choice: Choice) -> str:
 
 
 def _never(choice: Choice) -> str:
-    shown = [name for name in NEVER_CHOSEN if name in choice.table]
-    return f"`{', '.join(shown)}` is shown and never chosen: its direction is known to be wrong." if shown else ""
+    names = [name for name in NEVER_CHOSEN if name in choice.table]
+    return f"`{', '.join(names)}` is shown and never chosen: its direction is known to be wrong." if names else ""
 
 
 def choice_table(choice: Choice, bullets: tuple[str, str] = ("", "")) -> Table:
@@ -122,9 +123,9 @@ def choice_table(choice: Choice, bullets: tuple[str, str] = ("", "")) -> Table:
     means = {name: float(np.mean(list(values.values()))) for name, values in choice.table.items()}
     rows = []
     for name in sorted(means, key=lambda name: -means[name]):
-        chosen, mean = name in choice.names, means[name]
-        cells = [f"{bullets[not chosen]}{name}", number(mean), *map(number, choice.table[name].values())]
-        rows.append(Row(cells, "bold" if chosen else "dim" if mean < 0.5 else ""))
+        is_chosen, mean = name in choice.names, means[name]
+        cells = [f"{bullets[not is_chosen]}{name}", number(mean), *map(number, choice.table[name].values())]
+        rows.append(Row(cells, "bold" if is_chosen else "dim" if mean < 0.5 else ""))
     columns = [Column("score", text=True, wrap=False), *(Column(title, wrap=True) for title in ("mean AUC", *kinds))]
     return table_of(columns, rows)
 
@@ -161,7 +162,7 @@ def detection_page(evaluated: Evaluated, pictures: Sequence[str] = ()) -> str:
     sections = [
         f"# Detection: {result.name}",
         facts_table(_facts(evaluated)).markdown(),
-        "\n".join(f"- {message}" for message in evaluated.verdicts),
+        bullets(evaluated.verdicts),
         "## Test films",
         rows_table(evaluated.lines).markdown(),
         _reading(evaluated),
@@ -171,9 +172,9 @@ def detection_page(evaluated: Evaluated, pictures: Sequence[str] = ()) -> str:
     if evaluated.findings:
         sections += ["## Findings", findings_table(evaluated).markdown()]
         sections.append("Normal films against films with the finding, chosen score.")
-    others = [note for note in result.notes if note not in evaluated.verdicts]
-    if others:
-        sections += ["## Notes", "\n".join(f"- {note}" for note in others)]
+    notes = [note for note in result.notes if note not in evaluated.verdicts]
+    if notes:
+        sections += ["## Notes", bullets(notes)]
     sections += [f"![{Path(name).stem}]({name})" for name in pictures]
     sections += ["## Rows", "\n".join(f"- **{line.name}**: {line.meaning}" for line in evaluated.lines)]
     sections += [
@@ -267,7 +268,7 @@ def _against(line: Line) -> str:
 
 
 def show_detection(screen: Console, evaluated: Evaluated) -> None:
-    """The table on the terminal, narrow enough for 80 columns, and what it says."""
+    """The table on the terminal, narrow enough for 80 columns, with its messages."""
     screen.print(_narrow_table(evaluated).console(frame=False))
     rate = 100 * float(evaluated.result.config["false_alarms"])
     screen.print(

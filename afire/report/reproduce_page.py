@@ -14,7 +14,7 @@ from rich.text import Text
 from afire._version import __version__
 from afire.files import read_json, write_json, write_text
 from afire.report.figures.files import FigureFiles, number_table
-from afire.report.table import DASH, DISCLAIMER, Column, Table, facts_table, latex_text, table_of
+from afire.report.table import DASH, DISCLAIMER, Column, Table, bullets, facts_table, latex_text, table_of
 from afire.report.table import Row as Line
 from afire.studies.reproduce_collect import Block, Difference, Row, TargetReport
 from afire.tasks.results import Estimate, to_json
@@ -71,7 +71,7 @@ def _target_sections(out: Path, report: TargetReport) -> list[str]:
         sections += [figure_numbers(stem).markdown()] if stem.with_name(f"{stem.name}.json").exists() else []
     sections += ["Protocol differences:", differences_markdown(report.differences)]
     if report.notes:
-        sections.append("\n".join(f"- {note}" for note in report.notes))
+        sections.append(bullets(report.notes))
     return sections
 
 

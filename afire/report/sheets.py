@@ -1,4 +1,4 @@
-"""Pictures to look through: sheets of films, sheets of synthetic lesions, and what a pre-training run sees and makes.
+"""Pictures to look through: sheets of films, sheets of synthetic lesions, and inputs and outputs of a pre-training run.
 
 Sheets are drawn pixel by pixel (PIL), because every pixel of a film should be seen; the pictures of a run are figures.
 """
@@ -70,10 +70,10 @@ def _fitted(image: NDArray[Any], cell: int) -> Image.Image:
 def _shortened(
     text: str, draw: ImageDraw.ImageDraw, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int
 ) -> str:
-    shown = text
-    while len(shown) > 2 and draw.textlength(shown, font=font) > width:
-        shown = shown[:-2] + "…"
-    return shown
+    shortened = text
+    while len(shortened) > 2 and draw.textlength(shortened, font=font) > width:
+        shortened = shortened[:-2] + "…"
+    return shortened
 
 
 Picture = NDArray[np.float32]  # (H, W, 3) in [0, 1]
@@ -172,11 +172,11 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _shortened_name(text: str, draw: ImageDraw.ImageDraw, width: int) -> str:
-    """The end of a text that is too long: of a path, the end tells most."""
-    shown = text
-    while len(shown) > 4 and draw.textlength(shown, font=_font(12)) > width:
-        shown = "…" + shown[2:]
-    return shown
+    """The end of a text that is too long: of a path, the end is the most useful."""
+    shortened = text
+    while len(shortened) > 4 and draw.textlength(shortened, font=_font(12)) > width:
+        shortened = "…" + shortened[2:]
+    return shortened
 
 
 matplotlib.use("Agg")
@@ -226,14 +226,14 @@ def prototype_map(model: AFiRe, epoch: int) -> Figure:
     prototypes = model.prototypes.detach().float().cpu()
     likeliest = prototypes.argmax(dim=1).view(rows, columns).numpy()
     entropy = (torch.special.entr(prototypes).sum(1) / np.log(prototypes.shape[1])).view(rows, columns).numpy()
-    used, numbered = np.unique(likeliest, return_inverse=True)
+    clusters, numbered = np.unique(likeliest, return_inverse=True)
     figure: Figure
     figure, axes = plt.subplots(1, 2, figsize=(7.2, 3.6))
-    axes[0].imshow(numbered.reshape(rows, columns), cmap="tab20" if len(used) <= 20 else "nipy_spectral")
-    axes[0].set_title(f"epoch {epoch}: likeliest cluster ({len(used)} of {prototypes.shape[1]})", fontsize=9)
-    shown = axes[1].imshow(entropy, cmap="viridis", vmin=0, vmax=1)
+    axes[0].imshow(numbered.reshape(rows, columns), cmap="tab20" if len(clusters) <= 20 else "nipy_spectral")
+    axes[0].set_title(f"epoch {epoch}: likeliest cluster ({len(clusters)} of {prototypes.shape[1]})", fontsize=9)
+    image = axes[1].imshow(entropy, cmap="viridis", vmin=0, vmax=1)
     axes[1].set_title("entropy of the prototype (1 = uniform)", fontsize=9)
-    figure.colorbar(shown, ax=axes[1], fraction=0.046, pad=0.03)
+    figure.colorbar(image, ax=axes[1], fraction=0.046, pad=0.03)
     for axis in axes:
         axis.axis("off")
     figure.tight_layout(pad=0.5)
@@ -241,6 +241,6 @@ def prototype_map(model: AFiRe, epoch: int) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure atomically and forget it."""
+    """Write a figure atomically and close it."""
     write_atomic(path, lambda temporary: figure.savefig(temporary, dpi=110))
     plt.close(figure)

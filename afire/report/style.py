@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -84,17 +84,35 @@ def panels(
     axes = list(grid.flat)
     for number, axis in enumerate(axes[count:], start=count):
         axis.set_visible(False)
-        axes[number - columns].tick_params(labelbottom=True)  # nothing below it any more: it carries the numbers
+        axes[number - columns].tick_params(labelbottom=True)  # the lowest of its column now: it shows the numbers
     return figure, axes[:count]
 
 
 def save_figure(figure: Figure, stem: Path, dpi: int = 160) -> list[Path]:
-    """Write ``stem``.png and ``stem``.pdf, each whole or not at all, and forget the figure."""
+    """Write ``stem``.png and ``stem``.pdf, each whole or not at all, and close the figure."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf")]
     for path in paths:
         write_atomic(path, partial(_save, figure, dpi))
     plt.close(figure)
     return paths
+
+
+def row_panels(counts: Sequence[int], width: float, height: float, line: float) -> tuple[Figure, list[Axes]]:
+    """Panels side by side for tables of ``counts`` rows: each ``width`` inches, and a ``line`` for each row."""
+    size = (width * len(counts), height + line * max(counts))
+    figure, grid = plt.subplots(1, len(counts), figsize=size, squeeze=False, layout="constrained")
+    return figure, list(grid[0])
+
+
+def draw_estimate(
+    axes: Axes, place: int, mean: float, limits: tuple[float, float] | None, seeds: Sequence[float], colour: str
+) -> None:
+    """A row of a panel: its interval, its mean, and a tick for each of ``seeds``; hollow without any."""
+    if limits is not None:
+        axes.plot(limits, [place, place], color=colour, linewidth=1.4)
+    axes.plot(mean, place, "o", color=colour, markerfacecolor=colour if seeds else "white", markersize=5)
+    if seeds:
+        axes.plot(seeds, [place] * len(seeds), "|", color=INK, markersize=7)
 
 
 def _save(figure: Figure, dpi: int, path: Path) -> None:

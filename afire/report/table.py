@@ -1,7 +1,7 @@
-"""The one table of results, as Markdown, LaTeX (booktabs), CSV and on the terminal; and how numbers are written.
+"""The one table of results, as Markdown, LaTeX (booktabs), CSV and on the terminal; how numbers and lists are written.
 
-A table knows its columns and rows, and nothing of what it is about. Texts come as they are: each writer escapes what
-its format would misread.
+A table holds columns and rows, whatever they are about. Texts come as they are: each writer escapes what its format
+would misread.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
     from afire.tasks.results import Estimate
 
 DISCLAIMER = "Research software, not a medical device."
@@ -196,18 +200,18 @@ class Table:
     def console(self, frame: bool = True) -> RichTable:
         """For the terminal; without a ``frame`` it is narrower."""
         bare: dict[str, Any] = {} if frame else {"box": None, "padding": (0, 1, 0, 0), "pad_edge": False}
-        shown = RichTable(title=Text(self.title), title_justify="left", **bare)
+        table = RichTable(title=Text(self.title), title_justify="left", **bare)
         for column in self.columns:
             title = Text(f"{column.group}\n{column.narrow}" if column.group else column.narrow)
             wrap = column.text if column.wrap is None else column.wrap
             # Folded, not cut: a name cut short may be the name of another result.
-            shown.add_column(title, justify="left" if column.text else "right", no_wrap=not wrap, overflow="fold")
+            table.add_column(title, justify="left" if column.text else "right", no_wrap=not wrap, overflow="fold")
         for place, block in enumerate(self.blocks):
             if place:
-                shown.add_row()
+                table.add_row()
             for row in block.rows:
-                shown.add_row(*(Text(_text(cell), style=row.mark) for cell in row.cells))
-        return shown
+                table.add_row(*(Text(_text(cell), style=row.mark) for cell in row.cells))
+        return table
 
 
 def table_of(header: Sequence[str | Column], rows: Iterable[Sequence[Entry] | Row], title: str = "") -> Table:
@@ -218,7 +222,7 @@ def table_of(header: Sequence[str | Column], rows: Iterable[Sequence[Entry] | Ro
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
-    """Names and what is to be said of them, without a header."""
+    """Names and facts, without a header."""
     return table_of(["", Column("", text=True)], list(facts.items()))
 
 
@@ -226,6 +230,24 @@ def records_table(records: Sequence[Mapping[str, Any]]) -> Table:
     """A row for each record, every number in full; the columns are all the names that occur."""
     names = list(dict.fromkeys(name for record in records for name in record))
     return table_of(names, [[_full(record.get(name)) for name in names] for record in records])
+
+
+def bullets(lines: Iterable[str]) -> str:
+    """A Markdown list."""
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def picture_names(paths: Sequence[Path]) -> list[str]:
+    """Of the files of figures, the names of those that a page shows."""
+    return [path.name for path in paths if path.suffix == ".png"]
+
+
+def show_summary(screen: Console, table: Table, messages: Iterable[str]) -> None:
+    """A table on the terminal and the messages that sum it up."""
+    screen.print(table.console(frame=False))
+    for message in messages:
+        screen.print(Text(f"- {message}"))
+    screen.print()
 
 
 def estimate_cell(estimate: Estimate, best: float = math.nan) -> Cell:
@@ -239,7 +261,7 @@ def estimate_cell(estimate: Estimate, best: float = math.nan) -> Cell:
 
 
 def best_mean(estimates: Iterable[Estimate]) -> float:
-    """The largest mean, those left out that do not exist; NaN where none does."""
+    """The largest mean, without those that do not exist; NaN where none does."""
     return max((value.mean for value in estimates if not math.isnan(value.mean)), default=math.nan)
 
 

@@ -77,9 +77,9 @@ def calibration_figure(result: Result, predictions: pd.DataFrame) -> Figure:
     test = predictions[predictions["part"] == "test"]
     for axis, label in zip(axes, result.labels, strict=True):
         axis.plot([0, 1], [0, 1], color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
-        known = test[test[TRUTH + label].notna()]
-        scores, truth = known[SCORE + label].to_numpy(np.float64), known[TRUTH + label].to_numpy(np.float64)
-        runs = max(known["run"].nunique(), 1)
+        labelled = test[test[TRUTH + label].notna()]
+        scores, truth = labelled[SCORE + label].to_numpy(np.float64), labelled[TRUTH + label].to_numpy(np.float64)
+        runs = max(labelled["run"].nunique(), 1)
         predicted, observed, low, high, gap = reliability(scores, truth, runs)
         end = _nice_end(max(predicted.max(initial=0.05), high.max(initial=0.05)))
         if len(predicted):
@@ -181,10 +181,10 @@ def roc_curves(scores_N: Floats, truth_N: Floats, weights_BN: Floats) -> Floats:
 
 def _curves_by_run(test: pd.DataFrame, label: str) -> Floats:
     """ROC curves (runs, 101) of a label; runs that tested one class only are left out."""
-    known = test[test[TRUTH + label].notna()]
+    labelled = test[test[TRUTH + label].notna()]
     curves = [
         roc_curves(run[SCORE + label].to_numpy(np.float64), run[TRUTH + label].to_numpy(np.float64), ones)
-        for _, run in known.groupby("run", sort=False)
+        for _, run in labelled.groupby("run", sort=False)
         for ones in [np.ones((1, len(run)))]
     ]
     every = np.concatenate(curves) if curves else np.empty((0, len(_GRID)))
@@ -193,10 +193,10 @@ def _curves_by_run(test: pd.DataFrame, label: str) -> Floats:
 
 def _roc_band(test: pd.DataFrame, label: str) -> tuple[Floats, Floats]:
     """95 % of the curves over draws of patients, the same draw in every run."""
-    known = test[test[TRUTH + label].notna()]
-    scores, truth = known[SCORE + label].to_numpy(np.float64), known[TRUTH + label].to_numpy(np.float64)
-    runs = [np.flatnonzero(known["run"] == name) for name in known["run"].unique()]
-    patients = known["patient"].to_numpy(dtype=object)
+    labelled = test[test[TRUTH + label].notna()]
+    scores, truth = labelled[SCORE + label].to_numpy(np.float64), labelled[TRUTH + label].to_numpy(np.float64)
+    runs = [np.flatnonzero(labelled["run"] == name) for name in labelled["run"].unique()]
+    patients = labelled["patient"].to_numpy(dtype=object)
     means = []
     for weights in patient_draws(patients, np.random.default_rng(0), _BAND_DRAWS):
         curves = np.stack([roc_curves(scores[rows], truth[rows], weights[:, rows]) for rows in runs])
@@ -228,9 +228,9 @@ def _title(axis: Axes, label: str, value: str) -> None:
 
 def _unit_ticks(axis: Axes, end: float = 1.0) -> None:
     ticks = np.linspace(0, end, 5)
-    words = ["0", "", f"{end / 2:g}", "", f"{end:g}"]
-    axis.set_xticks(ticks, words)
-    axis.set_yticks(ticks, words)
+    labels = ["0", "", f"{end / 2:g}", "", f"{end:g}"]
+    axis.set_xticks(ticks, labels)
+    axis.set_yticks(ticks, labels)
 
 
 def _outer_labels(figure: Figure, below: str, left: str) -> None:
@@ -266,37 +266,41 @@ def write_overlays(
     out: Path, films: Films, config: MaskConfig, predictions: pd.DataFrame, count: int = 15
 ) -> list[Path]:
     """Draw the lowest, the middle and the highest Dice of the first run's test films into ``out``."""
-    chosen = choose_films(predictions, count)
-    if len(chosen) == 0:
+    selection = choose_films(predictions, count)
+    if len(selection) == 0:
         return []
     row_of = {image: row for row, image in enumerate(films.manifest.table["image"])}
-    rows = np.array([row_of[image] for image in chosen["image"]], np.int64)
+    rows = np.array([row_of[image] for image in selection["image"]], np.int64)
     order = np.unique(rows)
     truth = load_masks(films, order, mask_cells(films.manifest, config)[1], config)
     with style():
         figure = overlay_figure(
             films.batch(rows)[:, 0].numpy(),
             truth.read(rows),
-            np.stack([decode_rle(cell) for cell in chosen[RLE]]),
-            [f"{dice:.3f}" for dice in chosen[_DICE]],
-            chosen["group"].tolist(),
+            np.stack([decode_rle(cell) for cell in selection[RLE]]),
+            [f"{dice:.3f}" for dice in selection[_DICE]],
+            selection["group"].tolist(),
         )
         return save_figure(figure, out / "overlays")
 
 
 def choose_films(predictions: pd.DataFrame, count: int) -> pd.DataFrame:
     """Up to ``count`` test films of the first run in three groups; films that are rightly empty show nothing."""
-    first = predictions[(predictions["part"] == "test") & (predictions["run"] == predictions["run"].iloc[0])]
-    drawn = first[RLE].str.contains('"runs":[[', regex=False)
-    shown = first[drawn | first[f"{VALUE}dice_positive"].notna()].sort_values([_DICE, "image"])
-    each = max(1, count // 3)
-    if len(shown) <= 3 * each:
-        every: pd.DataFrame = shown.assign(group="all, from the lowest Dice")
+    films = predictions[(predictions["part"] == "test") & (predictions["run"] == predictions["run"].iloc[0])]
+    has_mask = films[RLE].str.contains('"runs":[[', regex=False)
+    candidates = films[has_mask | films[f"{VALUE}dice_positive"].notna()].sort_values([_DICE, "image"])
+    per_group = max(1, count // 3)
+    if len(candidates) <= 3 * per_group:
+        every: pd.DataFrame = candidates.assign(group="all, from the lowest Dice")
         return every
-    middle = (len(shown) - each) // 2
-    groups = {"lowest Dice": shown[:each], "middle": shown[middle : middle + each], "highest Dice": shown[-each:]}
-    chosen: pd.DataFrame = pd.concat([group.assign(group=name) for name, group in groups.items()])
-    return chosen
+    middle = (len(candidates) - per_group) // 2
+    groups = {
+        "lowest Dice": candidates[:per_group],
+        "middle": candidates[middle : middle + per_group],
+        "highest Dice": candidates[-per_group:],
+    }
+    selection: pd.DataFrame = pd.concat([group.assign(group=name) for name, group in groups.items()])
+    return selection
 
 
 def overlay_figure(
@@ -350,17 +354,17 @@ def p_value_figure(pairs: AllPairs) -> Figure:
     Darker is smaller. An arrow points to the better one: left, the row's; up, the column's.
     """
     count = len(pairs.names)
-    shown = np.where(np.triu(np.ones((count, count), bool)), pairs.p_patients, pairs.p_runs)
+    p_values = np.where(np.triu(np.ones((count, count), bool)), pairs.p_patients, pairs.p_runs)
     figure: Figure
     side = 1.6 + 0.55 * count
     figure, axis = plt.subplots(figsize=(side + 0.8, side), layout="constrained")
     levels = [0.0, 0.001, 0.01, 0.05, 0.2, 1.0]
     colours = ListedColormap(["#08306b", "#2171b5", "#6baed6", "#c6dbef", "#f7fbff"])
     colours.set_bad("#eeeeee")
-    image = axis.imshow(shown, cmap=colours, norm=BoundaryNorm(levels, colours.N, clip=True))
+    image = axis.imshow(p_values, cmap=colours, norm=BoundaryNorm(levels, colours.N, clip=True))
     for row in range(count):
         for column in range(count):
-            value = shown[row, column]
+            value = p_values[row, column]
             if row != column:
                 text = "–" if np.isnan(value) else "<.001" if value < 0.001 else f"{value:.3f}"
                 better = "←" if pairs.difference[row, column] > 0 else "↑"

@@ -22,6 +22,7 @@ from afire.report.table import (
     Row,
     Table,
     best_mean,
+    bullets,
     estimate_cell,
     facts_table,
     interval_text,
@@ -30,6 +31,7 @@ from afire.report.table import (
     metric_word,
     number,
     p_text,
+    picture_names,
     short_word,
     signed,
     table_of,
@@ -42,7 +44,7 @@ _TITLES = {"probe": "Probe", "finetune": "Fine-tuning", "segment": "Segmentation
 
 def write_page(out: Path, result: Result, figures: Sequence[Path] = ()) -> None:
     """Write ``result.md`` into the result's folder; ``figures`` are shown where they are PNGs."""
-    write_text(out / PAGE, result_page(result, [path.name for path in figures if path.suffix == ".png"]))
+    write_text(out / PAGE, result_page(result, picture_names(figures)))
 
 
 def result_page(result: Result, pictures: Sequence[str] = ()) -> str:
@@ -54,7 +56,7 @@ def result_page(result: Result, pictures: Sequence[str] = ()) -> str:
         sections += ["## Labels", _label_table(result).markdown()]
     sections += ["## Runs", _run_table(result).markdown()]
     if result.notes:
-        sections += ["## Notes", "\n".join(f"- {note}" for note in result.notes)]
+        sections += ["## Notes", bullets(result.notes)]
     sections += [f"![{Path(name).stem}]({name})" for name in pictures]
     sections += [f"`{RESULT}` has every number, `{PREDICTIONS}` every film. afire {__version__}.", DISCLAIMER]
     return "\n\n".join(sections) + "\n"
@@ -116,13 +118,13 @@ def _run_table(result: Result) -> Table:
     names = list(result.metrics)
     rows = []
     for run in result.runs:
-        chosen = ", ".join(
+        choices = ", ".join(
             f"{key.replace('_', ' ')} {_short(value)}"
             for key, value in run.chosen.items()
             if not isinstance(value, dict)
         )
         values = [number(run.metrics.get(name, math.nan)) for name in names]
-        rows.append([run.name, *values, chosen or DASH, f"`{run.split_hash[:8]}`"])
+        rows.append([run.name, *values, choices or DASH, f"`{run.split_hash[:8]}`"])
     return table_of(["run", *map(metric_word, names), "chosen on validation", "split"], rows)
 
 
@@ -164,7 +166,7 @@ def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
         sections += [means.markdown(), difference_table(comparison).markdown()]
         if len(comparison.labels) > 1 and comparison.entries[0].result.per_label:
             sections += [f"{metric_word(comparison.metrics[0])} of each label:", _labels(comparison).markdown()]
-        sections += ["\n".join(f"- {note}" for note in comparison.notes)] if comparison.notes else []
+        sections += [bullets(comparison.notes)] if comparison.notes else []
     reference = comparisons[0].entries[0].name
     sections.append(
         f"Differences are to {reference}. Paired: bootstrap over {comparisons[0].entries[0].result.drawn_over}, of the "
@@ -196,8 +198,8 @@ def comparison_latex(comparisons: Sequence[Comparison]) -> str:
         )
         if comparison.over_folds:
             caption += " Folds are not independent: $p$ of the $t$-test is too small."
-        shown = mean_table(comparison).only("result", *comparison.metrics, "p paired", "p t-test")
-        tables.append(shown.latex(caption, small=False))
+        table = mean_table(comparison).only("result", *comparison.metrics, "p paired", "p t-test")
+        tables.append(table.latex(caption, small=False))
     return "\n".join(tables)
 
 

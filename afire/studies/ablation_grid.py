@@ -2,8 +2,8 @@
 
 A row is a YAML file with a small header (its title, the tables it belongs to, the paper's numbers) and ``settings``,
 which hold only what differs from the base. Those that come with afire lie in ``presets/ablations`` (in a checkout also
-seen as ``configs/ablations``). A trial has a key that says what decides it; rows whose settings come out the same share
-their trials.
+seen as ``configs/ablations``). A trial has a key made from everything that decides it; rows whose settings come out the
+same share their trials.
 
     OUT/study.json             the base settings, the data and the split that all trials share
     OUT/split.json             the subsets, the same for every trial
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from afire.config import Config, Section
+from afire.data.manifest import task_labels
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split, write_split
 from afire.errors import UserError
 from afire.files import read_json, sha256_text, write_json
 from afire.settings import changed, load_settings, validate
-from afire.tasks.evaluate import check_classes, task_labels
+from afire.tasks.evaluate import check_classes
 from afire.tasks.features import data_content_hash
 from afire.tasks.results import plan_runs
 from afire.training.batches import in_epochs, normal_training_rows
@@ -95,40 +96,40 @@ def choose_rows(text: str) -> list[Row]:
 
     The full method is always among them, first: it is what the others are compared with.
     """
-    known = known_rows()
-    chosen: dict[str, Row] = {FULL: known[FULL]}
+    rows_by_name = known_rows()
+    selection: dict[str, Row] = {FULL: rows_by_name[FULL]}
     for word in (word.strip() for word in text.split(",")):
         if word:
-            chosen.update((row.name, row) for row in _rows_of(word, known))
-    return list(chosen.values())
+            selection.update((row.name, row) for row in _rows_of(word, rows_by_name))
+    return list(selection.values())
 
 
-def _rows_of(word: str, known: Mapping[str, Row]) -> Iterable[Row]:
+def _rows_of(word: str, rows_by_name: Mapping[str, Row]) -> Iterable[Row]:
     if word == ALL:
-        return known.values()
+        return rows_by_name.values()
     if word in TABLES:
-        return sorted((row for row in known.values() if word in row.tables), key=lambda row: row.tables[word])
-    if word in known:
-        return [known[word]]
+        return sorted((row for row in rows_by_name.values() if word in row.tables), key=lambda row: row.tables[word])
+    if word in rows_by_name:
+        return [rows_by_name[word]]
     path = Path(word)
     if path.is_dir():
-        return _own_rows(sorted(path.glob("*.yaml")), path, known)
+        return _own_rows(sorted(path.glob("*.yaml")), path, rows_by_name)
     if path.suffix in (".yaml", ".yml"):
-        return _own_rows([path], path, known)
-    names = [ALL, *TABLES, *known]
+        return _own_rows([path], path, rows_by_name)
+    names = [ALL, *TABLES, *rows_by_name]
     close = difflib.get_close_matches(word, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise UserError(f"there is no row {word!r}{hint} (--rows takes {', '.join(names)}, or YAML files).")
 
 
-def _own_rows(paths: Sequence[Path], where: Path, known: Mapping[str, Row]) -> list[Row]:
-    """A user's own rows; one that takes the name of ours without being it would be mistaken for it."""
+def _own_rows(paths: Sequence[Path], source: Path, rows_by_name: Mapping[str, Row]) -> list[Row]:
+    """A user's own rows; one with the name of ours but other settings is refused."""
     if not paths:
-        raise UserError(f"{where} holds no .yaml file of a row.")
+        raise UserError(f"{source} holds no .yaml file of a row.")
     rows = [read_row(path) for path in paths]
     for row in rows:
-        if row.name in known and row.settings != known[row.name].settings:
-            raise UserError(f"{where}: {row.name} is the name of a row of afire with other settings; rename the file.")
+        if row.name in rows_by_name and row.settings != rows_by_name[row.name].settings:
+            raise UserError(f"{source}: {row.name} is the name of a row of afire with other settings; rename the file.")
     return rows
 
 
@@ -213,7 +214,7 @@ def open_study(
     split: Split | None = None,
     labels: Sequence[str] | None = None,
 ) -> Study:
-    """Look at the films and settle the split; everything that can be refused is refused here, and nothing written."""
+    """Read the films and fix the split; everything that can be refused is refused here, and nothing is written."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; --out needs a folder.")
     base = config_for(base, data)
@@ -295,7 +296,7 @@ def _key(study: Study, config: Config) -> str:
 def _folders(study: Study) -> dict[str, Path]:
     """The folders of earlier starts by key, whichever row each was first run for.
 
-    The key is computed anew from the settings in the folder: one that afire has learnt since then changes the hash of
+    The key is computed anew from the settings in the folder: a setting added to afire since then changes the hash of
     an old trial, but not what was trained.
     """
     folders: dict[str, Path] = {}
@@ -311,41 +312,41 @@ def _key_of(folder: Path) -> str:
 
 
 def _refuse_another(study: Study) -> None:
-    """Trials of another base, other films or another split must not stand in one table with these."""
+    """Refuse to mix these trials with those of another base, other films or another split."""
     file = study.out / STUDY
     if not file.exists():
         if any((study.out / name).exists() for name in (TRIALS, _OLD_TRIALS)):
             raise UserError(f"{study.out} holds trials but no {STUDY}; choose another --out.")
         return
-    before = read_json(file)
-    if not isinstance(before, dict) or before.get("format") != FORMAT:
+    record = read_json(file)
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise UserError(f"{file} is not a study of format {FORMAT}; choose another --out.")
-    changes = _differences({**before, "base": _base(before)}, study.identity)
+    changes = _differences({**record, "base": _base(record)}, study.identity)
     if changes:
-        more = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
+        suffix = f" and {len(changes) - 3} more" if len(changes) > 3 else ""
         raise UserError(
-            f"{study.out} holds an ablation with other settings or data ({'; '.join(changes[:3])}{more}); "
+            f"{study.out} holds an ablation with other settings or data ({'; '.join(changes[:3])}{suffix}); "
             "repeat its settings, or choose another --out."
         )
 
 
-def _base(before: Mapping[str, Any]) -> Any:
-    """The base settings of an earlier start, with those that afire has learnt since then at their defaults."""
+def _base(record: Mapping[str, Any]) -> Any:
+    """The base settings of an earlier start, with settings added since then at their defaults."""
     try:
-        return validate(before["base"], Config).model_dump(exclude={"seed", "run"})
+        return validate(record["base"], Config).model_dump(exclude={"seed", "run"})
     except (KeyError, UserError):
-        return before.get("base")
+        return record.get("base")
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _differences(earlier: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> list[str]:
     changes = []
-    for key, value in now.items():
-        old = before.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            changes += _differences(old, value, f"{prefix}{key}.")
-        elif old != value and f"{prefix}{key}" != "data.name":
+    for key, value in current.items():
+        earlier_value = earlier.get(key)
+        if isinstance(value, Mapping) and isinstance(earlier_value, Mapping):
+            changes += _differences(earlier_value, value, f"{prefix}{key}.")
+        elif earlier_value != value and f"{prefix}{key}" != "data.name":
             name = f"{prefix}{key}".removeprefix("base.")
-            changes.append(f"{name} was {_short(old)}, is {_short(value)}")
+            changes.append(f"{name} was {_short(earlier_value)}, is {_short(value)}")
     return changes
 
 

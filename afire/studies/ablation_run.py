@@ -100,8 +100,8 @@ def _visible_gpus() -> tuple[str, ...]:
     """The GPUs this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     if not torch.cuda.is_available():
         return ()
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return tuple(named or map(str, range(torch.cuda.device_count())))
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return tuple(names or map(str, range(torch.cuda.device_count())))
 
 
 class TrialStep(Step):
@@ -112,7 +112,7 @@ class TrialStep(Step):
         self.name, self.cost = trial.name, relative_cost(trial.config)
 
     def is_done(self) -> bool:
-        return self.trial.result() is not None  # not the exit code: the next start will look at nothing else
+        return self.trial.result() is not None  # not the exit code: the next start reads this file as well
 
     def command(self, slot: int) -> Command:
         trial, workers = self.trial, self.workers
@@ -120,9 +120,9 @@ class TrialStep(Step):
         environment = dict.fromkeys(_THREAD_VARIABLES, str(workers.threads))
         if workers.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = workers.gpus[slot % len(workers.gpus)]
-        words = (str(trial.folder.resolve()),)
+        arguments = (str(trial.folder.resolve()),)
         return Command(
-            words, trial.folder / LOG, trial.folder, module="afire.studies.ablation_run", environment=environment
+            arguments, trial.folder / LOG, trial.folder, module="afire.studies.ablation_run", environment=environment
         )
 
     def _request(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def estimate_seconds(study: Study, trials: Sequence[Trial], workers: Workers) ->
 
 def _seconds_per_film(config: Config, workers: Workers) -> float:
     """Of one training step: the second of two, on drawn films, with the threads that a trial will have."""
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(workers.threads)
     try:
         device = pick_device(workers.device)
@@ -189,13 +189,13 @@ def _seconds_per_film(config: Config, workers: Workers) -> float:
             seconds = time.perf_counter() - started
         return seconds / (count * relative_cost(config))
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 class TrialClock:
     """Seconds spent on each stage of a trial, those of earlier starts included.
 
-    Work that a kill threw away was spent all the same and counts: the sum is what the trial cost.
+    Work lost by a kill counts too: the sum is what the trial cost.
     """
 
     def __init__(self, folder: Path, between_writes: float = _SECONDS_BETWEEN_WRITES) -> None:
@@ -205,15 +205,15 @@ class TrialClock:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of the block towards ``name``, written every few seconds while it runs."""
-        started, ended = time.monotonic(), threading.Event()
-        before = self._before.get(name, 0.0)
+        started, end = time.monotonic(), threading.Event()
+        earlier_seconds = self._before.get(name, 0.0)
 
         def note() -> None:
-            self._before[name] = before + time.monotonic() - started
+            self._before[name] = earlier_seconds + time.monotonic() - started
             write_json(self.path, {stage: round(seconds, 2) for stage, seconds in self._before.items()})
 
         def keep() -> None:
-            while not ended.wait(self.between_writes):
+            while not end.wait(self.between_writes):
                 note()
 
         writer = threading.Thread(target=keep, daemon=True)
@@ -221,7 +221,7 @@ class TrialClock:
         try:
             yield
         finally:
-            ended.set()
+            end.set()
             writer.join()
             note()
 
@@ -332,7 +332,7 @@ def _detect(folder: Path, films: Films, split: Split, device: str) -> dict[str, 
 
 
 def main(folder: Path) -> int:
-    """Run the trial and return an exit code: 0 done, 2 a mistake, told in the log, 128 + n ended by signal n."""
+    """Run the trial and return an exit code: 0 done, 2 a mistake, which the log explains, 128 + n ended by signal n."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", force=True)
     logger.setLevel(logging.INFO)
     progress.configure("lines")

@@ -84,22 +84,22 @@ class AblationTable:
 def make_table(study: Study, rows: Sequence[Row], trials: Sequence[Trial]) -> AblationTable | None:
     """The table of all finished trials; rows without any stand in the notes. None before the full method has one."""
     results = _comparable({trial.key: result for trial in trials if (result := trial.result()) is not None})
-    done = {row.name: [c for c in trials if row.name in c.rows and c.key in results] for row in rows}
-    if not done[FULL]:
+    finished = {row.name: [c for c in trials if row.name in c.rows and c.key in results] for row in rows}
+    if not finished[FULL]:
         return None
-    full = _Measured(done[FULL], results)
-    shown: list[TableRow] = []
+    full = _Measured(finished[FULL], results)
+    table_rows: list[TableRow] = []
     for row in rows:
-        if done[row.name]:
-            measured = full if done[row.name] == done[FULL] else _Measured(done[row.name], results)
-            shown.append(_table_row(row, measured, full))
-    drawn_over = read_result(done[FULL][0].folder / PROBE).drawn_over
-    notes = _notes(rows, shown, results)
-    return AblationTable(shown, _facts(study, shown, results), _ordering(shown), notes, drawn_over)
+        if finished[row.name]:
+            measured = full if finished[row.name] == finished[FULL] else _Measured(finished[row.name], results)
+            table_rows.append(_table_row(row, measured, full))
+    drawn_over = read_result(finished[FULL][0].folder / PROBE).drawn_over
+    notes = _notes(rows, table_rows, results)
+    return AblationTable(table_rows, _facts(study, table_rows, results), _ordering(table_rows), notes, drawn_over)
 
 
 def _comparable(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Detection measured in two ways must not stand in one column: beside newer trials, older ones have none."""
+    """Detection measured in two ways must not share a column: beside newer trials, older ones have none."""
     if all("detected_by" not in result for result in results.values()):
         return dict(results)
     return {key: r if r.get("detected_by") == DETECTED_BY else {**r, "detection": {}} for key, r in results.items()}
@@ -122,10 +122,10 @@ class _Measured:
 
     def of_seeds(self, seeds: Sequence[int]) -> _Measured:
         """The same row with these seeds only."""
-        kept = [trial for trial in self.trials if trial.seed in seeds]
-        if len(kept) == len(self.trials):
+        trials = [trial for trial in self.trials if trial.seed in seeds]
+        if len(trials) == len(self.trials):
             return self
-        return _Measured(kept, {c.key: r for c, r in zip(self.trials, self.results, strict=True)})
+        return _Measured(trials, {c.key: r for c, r in zip(self.trials, self.results, strict=True)})
 
     @property
     def seeds(self) -> list[int]:
@@ -133,7 +133,7 @@ class _Measured:
 
 
 def _table_row(row: Row, measured: _Measured, full: _Measured) -> TableRow:
-    same = measured.trials == full.trials
+    is_same = measured.trials == full.trials
     scores = {
         name: estimate([float(r["detection"][name]) for r in measured.results])
         for name in SCORES
@@ -144,8 +144,8 @@ def _table_row(row: Row, measured: _Measured, full: _Measured) -> TableRow:
         seeds=measured.seeds,
         measures={name: estimate(measured.values[name], measured.draws[name]) for name in MEASURES},
         scores=scores,
-        against={} if same else {name: _against(measured, full, name) for name in MEASURES},
-        same_as_full=same and row.name != FULL,
+        against={} if is_same else {name: _against(measured, full, name) for name in MEASURES},
+        same_as_full=is_same and row.name != FULL,
         minutes=float(np.mean([sum(r["seconds"].values()) for r in measured.results])) / 60,
     )
 
@@ -188,23 +188,23 @@ def _ordering(rows: Sequence[TableRow]) -> Ordering | None:
     """Spearman's rank correlation with the paper's AUCs; needs three rows that have one."""
     from scipy.stats import spearmanr
 
-    known = [row for row in rows if row.paper]
+    published = [row for row in rows if row.paper]
     full = next(row for row in rows if row.row.name == FULL)
-    ours, paper = [row.measures["auc"].mean for row in known], [row.paper["auc"] for row in known]
-    if len(known) < 3 or len(set(ours)) == 1:
+    ours, paper = [row.measures["auc"].mean for row in published], [row.paper["auc"] for row in published]
+    if len(published) < 3 or len(set(ours)) == 1:
         return None
     disagree = [
         row.row.title
-        for row in known
+        for row in published
         if row.against and row.against["auc"].difference * (row.paper["auc"] - full.paper["auc"]) <= 0
     ]
-    return Ordering(len(known), float(spearmanr(ours, paper).statistic), disagree)
+    return Ordering(len(published), float(spearmanr(ours, paper).statistic), disagree)
 
 
 def _facts(study: Study, rows: Sequence[TableRow], results: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     base, films, data = study.base, study.films, study.identity["data"]
-    first = next(iter(results.values()))
-    machine = first["machine"]
+    result = next(iter(results.values()))
+    machine = result["machine"]
     hardware = ", ".join(machine["gpus"]) or f"CPU with {machine['cores']} cores, one process a trial"
     seeds = sorted({seed for row in rows for seed in row.seeds})
     encoder = base.encoder
@@ -217,7 +217,7 @@ def _facts(study: Study, rows: Sequence[TableRow], results: Mapping[str, Mapping
         "network": f"ViT of width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}",
         "budget": f"equal: {base.training.epochs} epochs, batch {base.training.batch_size}, in every row",
         "seeds": f"{', '.join(map(str, seeds))} (initial weights, order of films and lesions)",
-        "machine": f"{hardware}; {machine['system']}, torch {first['torch']}, afire {first['afire']}",
+        "machine": f"{hardware}; {machine['system']}, torch {result['torch']}, afire {result['afire']}",
     }
     caution = _caution(study)
     return {**facts, "caution": caution} if caution else facts
@@ -233,26 +233,28 @@ def _caution(study: Study) -> str:
     return _CAUTION if study.builder == "childcxr" and chosen_there else ""
 
 
-def _notes(rows: Sequence[Row], shown: Sequence[TableRow], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    notes = [f"{row.row.title}: {row.row.note}" for row in shown if row.row.note]
-    same = [row.row.title for row in shown if row.same_as_full]
-    if same:
-        notes.append(f"the same settings as the full method here, so the same trials: {', '.join(same)}")
-    names = {row.row.name for row in shown}
-    missing = [row.title for row in rows if row.name not in names]
-    if missing:
-        notes.append(f"not finished, so not in the table: {', '.join(missing)}")
-    most = max(len(row.seeds) for row in shown)
-    fewer = [row.row.title for row in shown if len(row.seeds) < most]
+def _notes(rows: Sequence[Row], table_rows: Sequence[TableRow], results: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    notes = [f"{row.row.title}: {row.row.note}" for row in table_rows if row.row.note]
+    same_titles = [row.row.title for row in table_rows if row.same_as_full]
+    if same_titles:
+        notes.append(f"the same settings as the full method here, so the same trials: {', '.join(same_titles)}")
+    names = {row.row.name for row in table_rows}
+    missing_titles = [row.title for row in rows if row.name not in names]
+    if missing_titles:
+        notes.append(f"not finished, so not in the table: {', '.join(missing_titles)}")
+    most_seeds = max(len(row.seeds) for row in table_rows)
+    fewer = [row.row.title for row in table_rows if len(row.seeds) < most_seeds]
     if fewer:
         notes.append(f"fewer seeds than the others: {', '.join(fewer)}")
-    if most < 3:
+    if most_seeds < 3:
         notes.append(
-            "one seed has no sd and no t-test" if most == 1 else "two seeds say little about an sd, and the t-test less"
+            "one seed has no sd and no t-test"
+            if most_seeds == 1
+            else "two seeds say little about an sd, and the t-test less"
         )
-    others = sum(1 for row in shown if row.against)
-    if others > 1:
-        notes.append(f"p-values are not corrected for the {others} comparisons")
+    comparisons = sum(1 for row in table_rows if row.against)
+    if comparisons > 1:
+        notes.append(f"p-values are not corrected for the {comparisons} comparisons")
     older = sum("detected_by" not in result for result in results.values())
     if older:
         notes.append(

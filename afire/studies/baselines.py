@@ -66,14 +66,14 @@ class Length:
     amount: float
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         unit = "TFLOP" if self.by == "flops" else "epoch" if self.amount == 1 else "epochs"
         return f"{self.amount:g} {unit} each"
 
 
 @dataclass(frozen=True)
 class StudySet:
-    """The films of a study, and what is known of them."""
+    """The films of a study and facts about them."""
 
     data: Path
     split: Path | None  # None: the set's own lists
@@ -98,12 +98,12 @@ class Baselines:
     labels: str = "abnormal"
     fractions: Sequence[float] = (1, 10, 100)  # percent of the labels, of the linear probe
     preset: str = "small"
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by command
-    own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set arguments by command
+    own: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set arguments by method
     chosen: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by a search, by method
-    start: str | None = None  # weights of the rows that somebody else trained
+    start: str | None = None  # weights of rows that are not trained here
     start_all: bool = False  # and of all others, which train on from them
-    said: Mapping[str, Any] = field(default_factory=dict)  # what the weights say of their architecture
+    weights_settings: Mapping[str, Any] = field(default_factory=dict)  # settings that come with the weights
     in_turn: bool = False  # a method's tasks before the next method's pre-training
 
     @property
@@ -112,20 +112,20 @@ class Baselines:
         return tuple(path for path in (self.films.data, self.films.split) if path is not None)
 
 
-def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
+def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
     """``all``, or names separated by commas, each of them one of ``known``."""
     if text.strip() == "all":
-        return list(known)
+        return list(choices)
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    wrong = [name for name in names if name not in known]
+    wrong = [name for name in names if name not in choices]
     if wrong or not names:
-        what = f"knows no {wrong[0]!r}" if wrong else "names none"
-        raise UserError(f"{option} {what}; it takes all, or some of {', '.join(known)}.")
+        problem = f"knows no {wrong[0]!r}" if wrong else "names none"
+        raise UserError(f"{option} {problem}; it takes all, or some of {', '.join(choices)}.")
     return names
 
 
 def open_study_set(data: Path, out: Path, split: Path | None = None, size: int = 128) -> StudySet:
-    """What must be known of the films to plan. A set without lists gets a split of ours, drawn with seed 0."""
+    """The films and facts to plan with. A set without lists gets a split of ours, drawn with seed 0."""
     if not data.exists():
         raise UserError(f"--data {data} does not exist; give a pack or a manifest.")
     films = open_films(data, size=size)
@@ -157,59 +157,61 @@ def possible_methods(text: str, start: str | None) -> tuple[list[str], list[str]
     return [name for name in names if name not in needy], left_out
 
 
-def possible_tasks(asked: Sequence[str], films: StudySet) -> tuple[list[str], list[str]]:
+def possible_tasks(tasks: Sequence[str], films: StudySet) -> tuple[list[str], list[str]]:
     """The tasks that the films allow, and messages about the others."""
-    left_out = [f"{SEGMENT} is left out: the films have no masks"] if SEGMENT in asked and not films.masks else []
-    return [task for task in asked if task != SEGMENT or films.masks], left_out
+    left_out = [f"{SEGMENT} is left out: the films have no masks"] if SEGMENT in tasks and not films.masks else []
+    return [task for task in tasks if task != SEGMENT or films.masks], left_out
 
 
 @dataclass(frozen=True)
 class Training:
-    """One method's pre-training: how long, at which cost, and the ``--set`` words that say so."""
+    """One method's pre-training: how long, at which cost, and its ``--set`` settings."""
 
     epochs: int
     films: int  # of an epoch
     flops: float  # of all epochs
     parameters: int  # that are trained
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # the key of baselines.json
 
     @property
     def tera_flops(self) -> float:
         return self.flops / TERA
 
 
-def plan_training(study: Baselines, method: str, length: Length, more: Sequence[str] = ()) -> Training:
+def plan_training(study: Baselines, method: str, length: Length, extra: Sequence[str] = ()) -> Training:
     """As many epochs as the length allows, at least one. The warm-up keeps its share of the preset's epochs."""
-    words = [*method_words(study, method), *study.chosen.get(method, ()), *more]
-    config = method_config(study, method, words)
+    settings = [*method_settings(study, method), *study.chosen.get(method, ()), *extra]
+    config = method_config(study, method, settings)
     model = make_method(config)
     model.hold_blocks()  # which are not trained, and not counted
     if not model.trains:
-        return Training(0, 0, 0.0, 0, tuple(words))
+        return Training(0, 0, 0.0, 0, tuple(settings))
     films = study.films.labelled if model.learns_from_labels else study.films.normals
     per_epoch = model.flops() * films
     epochs = round(length.amount * TERA / per_epoch) if length.by == "flops" else round(length.amount)
     epochs = max(1, epochs)
     recipe = config.training
     warmup = round(min(recipe.warmup_epochs / recipe.epochs, 0.5) * epochs, 3)
-    words += [f"training.epochs={epochs}", f"training.warmup_epochs={warmup:g}"]
-    return Training(epochs, films, epochs * per_epoch, count_parameters(model)["trained"], tuple(words))
+    settings += [f"training.epochs={epochs}", f"training.warmup_epochs={warmup:g}"]
+    return Training(epochs, films, epochs * per_epoch, count_parameters(model)["trained"], tuple(settings))
 
 
-def method_words(study: Baselines, method: str) -> list[str]:
-    """``--set`` words of a method: those of all pre-trainings whose group it reads, then its own."""
+def method_settings(study: Baselines, method: str) -> list[str]:
+    """``--set`` settings of a method: those of all pre-trainings whose group it reads, then its own."""
     foreign = unread(method)
     shared = [
-        word for word in study.settings.get("pretrain", ()) if word.partition("=")[0].split(".")[0] not in foreign
+        setting
+        for setting in study.settings.get("pretrain", ())
+        if setting.partition("=")[0].split(".")[0] not in foreign
     ]
     labels = [f"options.labels=[{study.labels}]"] if method_type(method).learns_from_labels else []
     return [f"image.size={study.films.size}", *shared, *labels, *study.own.get(method, ())]
 
 
-def method_config(study: Baselines, method: str, words: Sequence[str]) -> Config:
+def method_config(study: Baselines, method: str, settings: Sequence[str]) -> Config:
     """The settings of a pre-training."""
-    said = study.said if starts(study, method) else {}
-    return load_config(study.preset, None, [f"method={method}", *words], said)
+    weights_settings = study.weights_settings if starts(study, method) else {}
+    return load_config(study.preset, None, [f"method={method}", *settings], weights_settings)
 
 
 def starts(study: Baselines, method: str) -> bool:
@@ -267,20 +269,20 @@ def pretrain_step(
     method: str,
     seed: int,
     preset: str,
-    words: Sequence[str],
+    settings: Sequence[str],
     machine: Sequence[str],
     split: Path | None,
     start: str | None = None,
 ) -> PlannedStep:
     """One pre-training; begun again it resumes."""
-    given = (films.data, split, Path(start) if start is not None else None)
-    inputs = tuple(path for path in given if path is not None and path.exists())
+    paths = (films.data, split, Path(start) if start is not None else None)
+    inputs = tuple(path for path in paths if path is not None and path.exists())
     command = [
         *("pretrain", "--method", method, "--data", str(films.data), "--out", str(out), "--seed", str(seed)),
         *("--preset", preset),
         *(("--split", str(split)) if split is not None else ()),
         *(("--init", start) if start is not None else ()),
-        *(word for setting in words for word in ("--set", setting)),
+        *(argument for setting in settings for argument in ("--set", setting)),
         *("--set", "run.picture_epochs=0", "--set", "run.keep_checkpoints=1", "--quiet"),
     ]
     return PlannedStep(
@@ -344,8 +346,12 @@ def _learning_step(
         *(("--method", "knn") if task == KNN else ()),
         *(("--preset", study.preset, "--set", f"image.size={films.size}") if weights == RANDOM else ()),
         *(("--overlays", "0") if task == SEGMENT else ()),
-        *(word for setting in study.settings.get(task, ()) for word in ("--set", setting)),
-        *(word for setting in (_of_networks(study) if weights == RANDOM else ()) for word in ("--set", setting)),
+        *(argument for setting in study.settings.get(task, ()) for argument in ("--set", setting)),
+        *(
+            argument
+            for setting in (_of_networks(study) if weights == RANDOM else ())
+            for argument in ("--set", setting)
+        ),
         *("--force" if probing else "--resume", "--quiet"),
     ]
     several = task == PROBE and len(study.fractions) > 1
@@ -361,14 +367,16 @@ def _seeds(study: Baselines) -> str:
 
 def _of_networks(study: Baselines) -> list[str]:
     """Of the shared settings, those of the trunk, for random weights; where all start from weights, of their trunk."""
-    said = [
+    from_weights = [
         f"{group}.{name}={'null' if value is None else value}"
-        for group, values in (study.said if study.start_all else {}).items()
+        for group, values in (study.weights_settings if study.start_all else {}).items()
         for name, value in values.items()
         if (group, name) != ("image", "size")
     ]
-    given = [word for word in study.settings.get("pretrain", ()) if word.split(".")[0] in ("image", "encoder")]
-    return [*said, *given]
+    shared = [
+        setting for setting in study.settings.get("pretrain", ()) if setting.split(".")[0] in ("image", "encoder")
+    ]
+    return [*from_weights, *shared]
 
 
 def _detection_steps(
@@ -387,7 +395,7 @@ def _detection_steps(
         command = [
             *("detect", "fit", *DETECTING[task], "--weights", str(folder / f"seed-{seed}"), *shared),
             *("--seed", str(seed), "--out", str(model)),
-            *(word for setting in study.settings.get("detect", ()) for word in ("--set", setting)),
+            *(argument for setting in study.settings.get("detect", ()) for argument in ("--set", setting)),
             "--quiet",
         ]
         yield PlannedStep(
@@ -400,8 +408,19 @@ def _detection_steps(
             inputs=study.inputs,
             machine=tuple(machine),
         )
-    chosen = [word for model in models.values() for word in ("--model", str(model))]
-    command = ["detect", "eval", *chosen, *shared, "--name", row, "--out", str(folder / task), "--force", "--quiet"]
+    model_arguments = [argument for model in models.values() for argument in ("--model", str(model))]
+    command = [
+        "detect",
+        "eval",
+        *model_arguments,
+        *shared,
+        "--name",
+        row,
+        "--out",
+        str(folder / task),
+        "--force",
+        "--quiet",
+    ]
     of_fits = tuple(f"{name}-{seed}" for seed in models)
     makes = folder / task / RESULT
     name += f"-eval{_seeds(study)}"

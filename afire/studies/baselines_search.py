@@ -25,7 +25,7 @@ from afire.studies.baselines import (
     Baselines,
     Length,
     method_config,
-    method_words,
+    method_settings,
     plan_training,
     pretrain_step,
     starts,
@@ -70,8 +70,8 @@ def development(study: Baselines) -> Baselines:
     """The study on development films alone: another split, fewer normal films."""
     films = study.films
     manifest = open_films(films.data, size=films.size).manifest
-    given = read_split(films.split) if films.split is not None else None
-    split = development_split(manifest, of=given)
+    parent = read_split(films.split) if films.split is not None else None
+    split = development_split(manifest, of=parent)
     path = study.out / FOLDER / "split.json"
     if not path.exists():
         write_split(split, path)
@@ -80,22 +80,22 @@ def development(study: Baselines) -> Baselines:
 
 
 def searched_methods(study: Baselines) -> list[str]:
-    """Methods that learn; what somebody else trained has nothing to choose."""
+    """Methods that are trained here; others have nothing to choose."""
     return [method for method in study.methods if method_type(method).trains]
 
 
 def plan_choices(study: Baselines, method: str) -> list[Choice]:
     """Every pair of a learning rate and a value of the method's own setting, where it has one."""
-    rate = method_config(study, method, method_words(study, method)).training.learning_rate
+    rate = method_config(study, method, method_settings(study, method)).training.learning_rate
     key, *values = OWN.get(method, ("",))
-    own = [f"{key}={value:g}" for value in values] or [""]
+    own_settings = [f"{key}={value:g}" for value in values] or [""]
     return [
         Choice(
             method,
-            f"rate-{place}" + (f"-own-{own.index(word)}" if word else ""),
-            (f"training.learning_rate={rate * factor:.6g}", *((word,) if word else ())),
+            f"rate-{place}" + (f"-own-{own_settings.index(setting)}" if setting else ""),
+            (f"training.learning_rate={rate * factor:.6g}", *((setting,) if setting else ())),
         )
-        for (place, factor), word in product(enumerate(RATES), own)
+        for (place, factor), setting in product(enumerate(RATES), own_settings)
     ]
 
 
@@ -112,9 +112,9 @@ def search_steps(study: Baselines, length: Length, machine: Sequence[str] = ()) 
 def _trial_steps(study: Baselines, length: Length, choice: Choice, machine: Sequence[str]) -> Iterator[PlannedStep]:
     folder, name = _folder(study, choice), f"search-{choice.method}-{choice.name}"
     films, seed = study.films, study.seeds[0]
-    words = plan_training(study, choice.method, length, choice.words).words
+    settings = plan_training(study, choice.method, length, choice.words).words
     out, start = folder / "run", study.start if starts(study, choice.method) else None
-    yield pretrain_step(name, films, out, choice.method, seed, study.preset, words, machine, films.split, start)
+    yield pretrain_step(name, films, out, choice.method, seed, study.preset, settings, machine, films.split, start)
     command = [
         *("probe", "--weights", str(folder / "run"), "--data", str(films.data), "--split", str(films.split)),
         *("--labels", study.labels, "--seeds", str(seed), "--name", f"{choice.method} {choice.name}", "--no-cache"),
@@ -135,24 +135,24 @@ def choose(study: Baselines, length: Length) -> tuple[dict[str, tuple[str, ...]]
 
     Of equals the first wins. A method without a finished trial is refused: it would be compared unsearched.
     """
-    chosen: dict[str, tuple[str, ...]] = {}
-    tried: list[Choice] = []
+    best: dict[str, tuple[str, ...]] = {}
+    all_trials: list[Choice] = []
     for method in searched_methods(study):
         trials = [replace(choice, auc=_auc(_folder(study, choice) / PROBE)) for choice in plan_choices(study, method)]
-        done = [trial for trial in trials if trial.auc is not None]
-        if not done:
+        finished = [trial for trial in trials if trial.auc is not None]
+        if not finished:
             raise UserError(f"no trial of the search for {method} has finished; run the same command again.")
-        tried += trials
-        chosen[method] = max(done, key=lambda trial: trial.auc or 0.0).words
+        all_trials += trials
+        best[method] = max(finished, key=lambda trial: trial.auc or 0.0).words
     record: Mapping[str, object] = {
         "films": "development films of the training and validation patients; no test film",
-        "length": length.words,
+        "length": length.text,
         "seed": study.seeds[0],
-        "trials": [asdict(trial) for trial in tried],
-        "chosen": {method: list(words) for method, words in chosen.items()},
+        "trials": [asdict(trial) for trial in all_trials],
+        "chosen": {method: list(settings) for method, settings in best.items()},
     }
     write_json(study.out / RECORD, record)
-    return chosen, tried
+    return best, all_trials
 
 
 def _auc(folder: Path) -> float | None:

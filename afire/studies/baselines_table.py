@@ -137,48 +137,50 @@ def collect(study: Baselines, trainings: Mapping[tuple[By, str], Training]) -> l
 def _table(study: Baselines, length: Length, trainings: Mapping[tuple[By, str], Training]) -> BaselineTable | None:
     measures = measures_of(study)
     folders = {method: folder_of(study, length, method) for method in study.methods}
-    others = {name: study.out / "beside" / name for name in beside(study)}
-    found = {name: _measured(study, folder, measures) for name, folder in {**folders, **others}.items()}
-    done = [method for method in study.methods if found[method]]
-    if not done:
+    other_folders = {name: study.out / "beside" / name for name in beside(study)}
+    estimates = {name: _measured(study, folder, measures) for name, folder in {**folders, **other_folders}.items()}
+    finished = [method for method in study.methods if estimates[method]]
+    if not finished:
         return None
     preferred = START if study.start_all else REFERENCE
-    reference = preferred if preferred in done else done[0]
-    compared = _compared(study, {**folders, **others}, found, reference, measures)
+    reference = preferred if preferred in finished else finished[0]
+    compared = _compared(study, {**folders, **other_folders}, estimates, reference, measures)
     rows = [
-        _row(study, length, method, found[method], compared.get(method, {}), trainings[length.by, method])
-        for method in done
+        _row(study, length, method, estimates[method], compared.get(method, {}), trainings[length.by, method])
+        for method in finished
     ]
     main = next(iter(measures))
     rows.sort(key=lambda row: -row.measures[main].mean if main in row.measures else math.inf)
-    rows += [BaselineRow(BESIDE[name], found[name], compared.get(name, {})) for name in others if found[name]]
+    rows += [
+        BaselineRow(BESIDE[name], estimates[name], compared.get(name, {})) for name in other_folders if estimates[name]
+    ]
     pairs = _pairs(study, folders, [row.name for row in rows if row.name in folders], main)
-    return BaselineTable(length.by, length.words, reference, measures, rows, pairs)
+    return BaselineTable(length.by, length.text, reference, measures, rows, pairs)
 
 
 def _measured(study: Baselines, folder: Path, measures: Mapping[str, str]) -> dict[str, Estimate]:
-    found = {}
+    estimates = {}
     for measure in measures:
         place = result_folder(study, folder, measure)
         if (place / RESULT).exists():
             result = read_result(place)
             if set(study.seeds) == {run.seed for run in result.runs}:
-                found[measure] = result.metrics[metric_of(measure)]
-    return found
+                estimates[measure] = result.metrics[metric_of(measure)]
+    return estimates
 
 
 def _compared(
     study: Baselines,
     folders: Mapping[str, Path],
-    found: Mapping[str, Mapping[str, Estimate]],
+    estimates: Mapping[str, Mapping[str, Estimate]],
     reference: str,
     measures: Mapping[str, str],
 ) -> dict[str, dict[str, Against]]:
     """Every row minus the reference, measure by measure."""
     against: dict[str, dict[str, Against]] = {}
     for measure in measures:
-        rows = [name for name in folders if measure in found[name] and name != reference]
-        if measure not in found[reference] or not rows:
+        rows = [name for name in folders if measure in estimates[name] and name != reference]
+        if measure not in estimates[reference] or not rows:
             continue
         paths = [result_folder(study, folders[name], measure) for name in (reference, *rows)]
         [comparison] = _compare(paths, measure)
@@ -231,11 +233,11 @@ def _row(
 def _gone(study: Baselines, length: Length, method: str, measures: Mapping[str, Estimate]) -> list[str]:
     """What a finished row no longer has, because the study went on from its records."""
     folder = folder_of(study, length, method)
-    needed = {
+    paths_by_kind = {
         "weights": [folder / f"seed-{seed}" / CHECKPOINTS for seed in study.seeds],
         "predictions": [result_folder(study, folder, measure) / PREDICTIONS for measure in measures],
     }
-    return [what for what, paths in needed.items() if not all(path.exists() for path in paths)]
+    return [kind for kind, paths in paths_by_kind.items() if not all(path.exists() for path in paths)]
 
 
 def _health(run: Path) -> str:
@@ -279,59 +281,61 @@ BACKBONES = {
     "adam1": "published with ResNet-50",
     "adam2": "published with ResNet-50",
 }
-"""What stands behind the paper's number of a method, as far as the paper and the method's own say."""
+"""The network and data behind the paper's number of a method, as far as they were published."""
 
 
 def traps(study: Baselines, tables: Sequence[BaselineTable]) -> list[str]:
-    """What the table must be read with."""
-    told = []
+    """Warnings about the table."""
+    messages = []
     if len(study.seeds) < FEW_SEEDS:
-        told.append(
+        messages.append(
             f"{len(study.seeds)} seed(s): too few to rank methods; intervals are over test patients and do not know "
             "what another seed would have given"
         )
     if len(tables) == 1 and tables[0].by == "flops":
-        told.append("equal FLOPs are not equal epochs: methods with more networks see each film less often")
+        messages.append("equal FLOPs are not equal epochs: methods with more networks see each film less often")
     elif len(tables) == 1:
-        told.append("equal epochs are not equal compute: see the TFLOP column")
-    told += [_beaten(table) for table in tables if _beaten(table)]
+        messages.append("equal epochs are not equal compute: see the TFLOP column")
+    messages += [_beaten(table) for table in tables if _beaten(table)]
     if study.films.builder == "childcxr":
-        told.append(
+        messages.append(
             "ChildCXR: the classes differ in the size of the original files, which sharpness keeps after resizing; a "
             "method that beats neither of the rows in italics may have learnt no more than that. Draw no conclusion "
             "from this set alone"
         )
     if not study.chosen:
-        told.append("no search: every method runs with the learning rate of the preset (--search tries three of each)")
+        messages.append(
+            "no search: every method runs with the learning rate of the preset (--search tries three of each)"
+        )
     if any(row.paper for table in tables for row in table.rows):
-        told.append(
+        messages.append(
             "the paper's numbers are of other trunks, films, lengths and protocols, most of them borrowed from other "
             "papers: read them beside ours, not against ours"
         )
-    told += [message for table in tables for message in _from_records(table)]
+    messages += [message for table in tables for message in _from_records(table)]
     for table in tables:
         for row in table.rows:
-            told += [f"{row.name}, {table.length}: {health}" for health in row.health if health.startswith("red")]
-    return list(dict.fromkeys(told))
+            messages += [f"{row.name}, {table.length}: {health}" for health in row.health if health.startswith("red")]
+    return list(dict.fromkeys(messages))
 
 
 def _from_records(table: BaselineTable) -> list[str]:
-    """Rows that rest on what an earlier sitting wrote down."""
+    """Notes on rows that come from records of an earlier start."""
     meanings = {
         "weights": "from the records of an earlier sitting, their weights are gone",
         "predictions": "without predictions of every task, so not every difference has a test over patients",
     }
-    rows = {what: [row.name for row in table.rows if what in row.gone] for what in meanings}
-    return [f"{table.length}: {meaning}: {', '.join(rows[what])}" for what, meaning in meanings.items() if rows[what]]
+    rows = {kind: [row.name for row in table.rows if kind in row.gone] for kind in meanings}
+    return [f"{table.length}: {meaning}: {', '.join(rows[kind])}" for kind, meaning in meanings.items() if rows[kind]]
 
 
 def _beaten(table: BaselineTable) -> str:
     """Methods that are no better in the main measure than the best row beside them."""
     ours = [row for row in table.rows if row.training is not None and table.main in row.measures]
-    others = [row for row in table.rows if row.training is None and table.main in row.measures]
-    if not others:
+    rivals = [row for row in table.rows if row.training is None and table.main in row.measures]
+    if not rivals:
         return ""
-    bar = max(others, key=lambda row: row.measures[table.main].mean)
+    bar = max(rivals, key=lambda row: row.measures[table.main].mean)
     below = [row.name for row in ours if row.measures[table.main].mean <= bar.measures[table.main].mean]
     if not below:
         return ""
@@ -342,19 +346,19 @@ def _beaten(table: BaselineTable) -> str:
 
 
 def facts(study: Baselines) -> dict[str, str]:
-    """What the table must be read with."""
+    """The facts above the table: films, length, settings, machine."""
     environment = run_environment()
     films = study.films
-    chosen = "; ".join(f"{method}: {', '.join(words)}" for method, words in study.chosen.items())
-    own = "; ".join(f"{method}: {' '.join(words)}" for method, words in study.own.items())
+    search_settings = "; ".join(f"{method}: {', '.join(settings)}" for method, settings in study.chosen.items())
+    own_settings = "; ".join(f"{method}: {' '.join(settings)}" for method, settings in study.own.items())
     return {
         "films": f"{films.data.name}: {films.normals:,} normal training films of {films.size} px for all methods",
         "labels": study.labels,
-        "length": " and ".join(length.words for length in study.lengths),
+        "length": " and ".join(length.text for length in study.lengths),
         "seeds": ", ".join(map(str, study.seeds)),
         **({"start": f"all methods from {Path(study.start).name}"} if study.start and study.start_all else {}),
-        "settings": f"preset {study.preset}; {own or 'defaults'}",
-        "chosen by the search": chosen or "no search",
+        "settings": f"preset {study.preset}; {own_settings or 'defaults'}",
+        "chosen by the search": search_settings or "no search",
         "machine": f"{environment['system']}, {environment['cores']} cores, torch {environment['packages']['torch']}",
         "command": f"`{' '.join(environment['command'])}`",
     }

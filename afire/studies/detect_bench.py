@@ -6,7 +6,7 @@ where it takes no longer than allowed. Every audit, fit and evaluation is an `af
 (:mod:`afire.studies.recorded`), so a bench that was killed goes on where it was.
 
 OUT/SET/split.json              where a set has no lists of its own
-OUT/SET/audit                   what gives the set's labels away without a look at the films
+OUT/SET/audit                   shortcuts that give the set's labels away
 OUT/SET/METHOD/seed-N           detectors
 OUT/SET/METHOD/result           their evaluation; OUT/SET/METHOD/balanced with views balanced, where there are two
 OUT/SET/METHOD/published-N, OUT/SET/METHOD/published    the same at published length, beside an equal budget
@@ -62,7 +62,7 @@ class Bench:
     length: Length = "equal"
     weights: str = RANDOM  # of detectors that start from some
     preset: str = "small"  # of random weights
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set words by method
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # --set arguments by method
     most_hours: float = 10.0  # core-hours of one fit at published length
     second: bool = False  # these are the fits of the second column
 
@@ -78,25 +78,25 @@ def parse_methods(text: str) -> list[str]:
         return list(DETECTORS)
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
-        DETECTORS[name]  # a message names those there are
+        DETECTORS[name]  # raises an error that lists them
     if not names:
         raise UserError(f"--methods names none; methods are all, {', '.join(DETECTORS)}.")
     return names
 
 
 def settings_by_method(overrides: Sequence[str], methods: Sequence[str]) -> dict[str, list[str]]:
-    """``METHOD.key=value`` words -> ``key=value`` words by method."""
-    found: dict[str, list[str]] = {}
+    """``METHOD.key=value`` texts -> ``key=value`` texts by method."""
+    settings: dict[str, list[str]] = {}
     for override in overrides:
-        method, dot, word = override.strip().partition(".")
+        method, dot, setting = override.strip().partition(".")
         if not dot or method not in methods:
             raise UserError(f"--with {override}: begin with one of the methods of this bench: {', '.join(methods)}.")
-        found.setdefault(method, []).append(word)
-    return found
+        settings.setdefault(method, []).append(setting)
+    return settings
 
 
 def facts(bench: Bench) -> dict[str, str]:
-    """What the tables must be read with."""
+    """The facts above the tables: length, seeds, weights, machine."""
     environment = run_environment()
     long = {
         "equal": f"{bench.tera_flops:g} TFLOP each",
@@ -108,14 +108,15 @@ def facts(bench: Bench) -> dict[str, str]:
         "training": long,
         "seeds": ", ".join(map(str, bench.seeds)),
         "weights": f"{bench.weights}" + (f", preset {bench.preset}" if bench.weights == RANDOM else ""),
-        "settings": "; ".join(f"{method}: {' '.join(words)}" for method, words in bench.settings.items()) or "defaults",
+        "settings": "; ".join(f"{method}: {' '.join(settings)}" for method, settings in bench.settings.items())
+        or "defaults",
         "machine": f"{environment['system']}, {environment['cores']} cores, torch {environment['packages']['torch']}",
         "command": f"`{' '.join(environment['command'])}`",
     }
 
 
 def open_set(text: str, out: Path, size: int = 128) -> BenchSet:
-    """``NAME=PATH``, or a path whose last name is the set's; what must be known of it to plan.
+    """``NAME=PATH``, or a path whose last part is the set's name; with the facts to plan with.
 
     A set without lists gets a split of ours, drawn with seed 0 and kept in ``out``, so that fits know what to leave
     for the test.
@@ -149,7 +150,7 @@ def plan_fit(bench: Bench, films: BenchSet, method: str) -> Fit:
     kind = DETECTORS[method]
     if _length(bench, method) is None:
         return Fit(None, 0.0)
-    own, of_networks = _sorted(bench, method)
+    own_settings, of_networks = _sorted(bench, method)
     networks = networks_for(
         method,
         _weights(bench, method),
@@ -157,7 +158,7 @@ def plan_fit(bench: Bench, films: BenchSet, method: str) -> Fit:
         _preset(bench, method),
         overrides=[*_size(bench, method, films), *of_networks],
     )
-    settings = detect_settings(own, method)
+    settings = detect_settings(own_settings, method)
     per_epoch = kind.training_flops(networks.config, settings) * films.fit_films
     published = getattr(kind, "published_epochs", None)
     if bench.length == "published":
@@ -178,7 +179,7 @@ class LongFit:
 
 def plan_long_fits(bench: Bench, fits: Mapping[tuple[str, str], Fit]) -> dict[tuple[str, str], LongFit]:
     """The second column, for methods that train and whose fits at equal budget are there to be timed."""
-    found: dict[tuple[str, str], LongFit] = {}
+    long_fits: dict[tuple[str, str], LongFit] = {}
     for films in bench.sets:
         for method in bench.methods:
             equal = fits[films.name, method]
@@ -189,31 +190,31 @@ def plan_long_fits(bench: Bench, fits: Mapping[tuple[str, str], Fit]) -> dict[tu
             fit = plan_fit(bench.at_published_length, films, method)
             # All of a fit grows with its length here, also what does not: a little too much is on the safe side.
             hours = max(seconds) * fit.flops / equal.flops / _HOUR
-            found[films.name, method] = LongFit(fit, hours, hours <= bench.most_hours)
-    return found
+            long_fits[films.name, method] = LongFit(fit, hours, hours <= bench.most_hours)
+    return long_fits
 
 
 def plan_long_steps(
     bench: Bench, longer: Mapping[tuple[str, str], LongFit], machine: Sequence[str] = ()
 ) -> list[PlannedStep]:
     """Fits and evaluations of the second column, the quickest first."""
-    second = bench.at_published_length
-    allowed = sorted((each.core_hours, key) for key, each in longer.items() if each.allowed)
+    published = bench.at_published_length
+    allowed = sorted((long_fit.core_hours, key) for key, long_fit in longer.items() if long_fit.allowed)
     sets = {films.name: films for films in bench.sets}
     steps: list[PlannedStep] = []
     for _, (name, method) in allowed:
         films = sets[name]
-        steps += [_fit_step(second, films, method, seed, longer[name, method].fit, machine) for seed in bench.seeds]
-        steps.append(_evaluation_step(second, films, method, PUBLISHED, machine))
+        steps += [_fit_step(published, films, method, seed, longer[name, method].fit, machine) for seed in bench.seeds]
+        steps.append(_evaluation_step(published, films, method, PUBLISHED, machine))
     return steps
 
 
 def _sorted(bench: Bench, method: str) -> tuple[list[str], list[str]]:
-    """``--set`` words of the detector and of its networks."""
+    """``--set`` settings of the detector and of its networks."""
     fields = DETECTORS[method].Settings.model_fields
-    words = list(bench.settings.get(method, ()))
-    own = [word for word in words if word.partition("=")[0].split(".")[0] in fields]
-    return own, [word for word in words if word not in own]
+    settings = list(bench.settings.get(method, ()))
+    own_settings = [setting for setting in settings if setting.partition("=")[0].split(".")[0] in fields]
+    return own_settings, [setting for setting in settings if setting not in own_settings]
 
 
 def _length(bench: Bench, method: str) -> str | None:
@@ -231,7 +232,7 @@ def _preset(bench: Bench, method: str) -> str | None:
 
 
 def _size(bench: Bench, method: str, films: BenchSet) -> list[str]:
-    """What must be said of the networks' input: nothing where the weights bring it."""
+    """Settings of the networks' input: none where they come with the weights."""
     return [] if _weights(bench, method) not in (None, RANDOM) else [f"image.size={films.size}"]
 
 
@@ -256,9 +257,20 @@ def plan_steps(bench: Bench, fits: Mapping[tuple[str, str], Fit], machine: Seque
 
 def _audit_step(bench: Bench, films: BenchSet) -> PlannedStep:
     split = ("--split", str(films.split)) if films.split is not None else ()
-    words = ("data", "check", "--data", str(films.data), *split, "--out", str(audit_folder(bench, films)), "--quiet")
-    # It ends with 1 where what it found invalidates results: that is what the table has to say, not a failure.
-    return PlannedStep(f"{films.name}-audit", words, inputs=(films.data,), machine=("--workers", "1"), finishes=(0, 1))
+    arguments = (
+        "data",
+        "check",
+        "--data",
+        str(films.data),
+        *split,
+        "--out",
+        str(audit_folder(bench, films)),
+        "--quiet",
+    )
+    # It ends with 1 where what it found invalidates results: that belongs in the table and is no failure.
+    return PlannedStep(
+        f"{films.name}-audit", arguments, inputs=(films.data,), machine=("--workers", "1"), finishes=(0, 1)
+    )
 
 
 def audit_folder(bench: Bench, films: BenchSet) -> Path:
@@ -279,17 +291,17 @@ def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, m
     settings = [*_size(bench, method, films), *bench.settings.get(method, ())]
     if fit.epochs is not None:
         settings.append(f"{_length(bench, method)}={fit.epochs}")
-    words = [
+    arguments = [
         *("detect", "fit", "--method", method, "--data", str(films.data), "--seed", str(seed), "--out", str(folder)),
         *(("--weights", weights) if weights is not None else ()),
         *(("--preset", preset) if preset is not None else ()),
         *(("--split", str(films.split)) if films.split is not None else ()),
-        *(word for setting in settings for word in ("--set", setting)),
+        *(argument for setting in settings for argument in ("--set", setting)),
         "--quiet",
     ]
     return PlannedStep(
         fit_name(bench, films, method, seed),
-        tuple(words),
+        tuple(arguments),
         resume=("--resume",),
         complete=folder / SETTINGS,
         makes=folder / SETTINGS,
@@ -302,16 +314,16 @@ def _evaluation_step(bench: Bench, films: BenchSet, method: str, kind: str, mach
     """One evaluation of all seeds. It is cheap and made anew: seeds may be added."""
     seeds = "".join(f"-{seed}" for seed in bench.seeds)
     models = [str(model_folder(bench, films, method, seed)) for seed in bench.seeds]
-    words = [
+    arguments = [
         *("detect", "eval", "--data", str(films.data), "--name", method, "--force", "--quiet"),
-        *(word for model in models for word in ("--model", model)),
+        *(argument for model in models for argument in ("--model", model)),
         *(("--split", str(films.split)) if films.split is not None else ()),
         *(("--balance", "view") if kind == BALANCED else ()),
         *("--out", str(bench.out / films.name / method / kind)),
     ]
     return PlannedStep(
         f"{films.name}-{method}-{kind}{seeds}",
-        tuple(words),
+        tuple(arguments),
         needs=tuple(fit_name(bench, films, method, seed) for seed in bench.seeds),
         makes=bench.out / films.name / method / kind / RESULT,
         inputs=(films.data,),

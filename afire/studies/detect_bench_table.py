@@ -67,7 +67,7 @@ class BenchTable:
     best_trivial: str
     rows: Sequence[BenchRow]
     balanced: bool = False
-    audit: Sequence[str] | None = None  # its shortcuts in words; None: not audited
+    audit: Sequence[str] | None = None  # messages about its shortcuts; None: not audited
 
 
 Fits = Mapping[tuple[str, str], Fit]
@@ -89,8 +89,8 @@ def _table(bench: Bench, films: BenchSet, fits: Fits, longer: LongFits, kind: st
         if not (folder / NUMBERS).exists() or not (folder / RESULT).exists():
             continue
         about, result = read_json(folder / NUMBERS), read_json(folder / RESULT)
-        second = _published(bench, films, method, longer.get((films.name, method))) if kind == PLAIN else None
-        rows.append(_row(bench, films, method, fits[films.name, method], about, result, second))
+        published = _published(bench, films, method, longer.get((films.name, method))) if kind == PLAIN else None
+        rows.append(_row(bench, films, method, fits[films.name, method], about, result, published))
         for line in about["rows"]:
             if line["kind"] == "trivial":
                 trivial.setdefault(
@@ -109,7 +109,9 @@ def _audit(folder: Path) -> list[str] | None:
     """What the audit says of shortcuts."""
     if not (folder / REPORT).exists():
         return None
-    return [str(each["message"]) for each in read_json(folder / REPORT)["findings"] if each["kind"] == "shortcut"]
+    return [
+        str(finding["message"]) for finding in read_json(folder / REPORT)["findings"] if finding["kind"] == "shortcut"
+    ]
 
 
 def _published(bench: Bench, films: BenchSet, method: str, longer: LongFit | None) -> PublishedRow | None:
@@ -125,8 +127,8 @@ def _published(bench: Bench, films: BenchSet, method: str, longer: LongFit | Non
 def _core_minutes(bench: Bench, films: BenchSet, method: str) -> float:
     """Of one fit, the mean over seeds."""
     steps = [read_step(bench.out, fit_name(bench, films, method, seed)) for seed in bench.seeds]
-    known = [step.processor_seconds / 60 for step in steps if step is not None]
-    return float(np.mean(known)) if known else float("nan")
+    minutes = [step.processor_seconds / 60 for step in steps if step is not None]
+    return float(np.mean(minutes)) if minutes else float("nan")
 
 
 def _row(
@@ -138,14 +140,14 @@ def _row(
     result: Mapping[str, Any],
     published: PublishedRow | None,
 ) -> BenchRow:
-    chosen = about["rows"][0]
+    line = about["rows"][0]
     steps = [read_step(bench.out, fit_name(bench, films, method, seed)) for seed in bench.seeds]
     return BenchRow(
         method,
         False,
-        chosen["metrics"]["auc"],
-        chosen["metrics"]["average_precision"],
-        chosen["against"],
+        line["metrics"]["auc"],
+        line["metrics"]["average_precision"],
+        line["against"],
         about["localisation"],
         fit.epochs,
         fit.flops,

@@ -1,9 +1,9 @@
-"""Recorded steps: `afire` commands with names, each with a file that says how far it came, with what.
+"""Recorded steps: `afire` commands with names, each with a file that records its state and command.
 
 What `afire reproduce` and `afire detect bench` run.
 
 OUT/steps/NAME.json    state, command, a hash of the command and of everything it started from, seconds, memory
-OUT/steps/NAME.log     what the command said
+OUT/steps/NAME.log     output of the command
 
 What is done is done only for the same command and the same films; anything else in the same folder is refused. What a
 finished step has made may be gone, such as the weights of a run, while nothing that is left to do needs it: a study
@@ -35,16 +35,16 @@ _TELLTALES = ("pack.json", "summary.json", "data.json", "bundle.json", "detector
 class PlannedStep:
     """One command, without the leading ``afire``.
 
-    ``resume`` words are added when an earlier start began it (and ``resume_when`` exists, if given). ``complete`` is
-    what the command writes last: with it there, an earlier start ended just before it could say so. ``keeps`` are
+    ``resume`` arguments are added when an earlier start began it (and ``resume_when`` exists, if given). ``complete``
+    is what the command writes last: if it exists, an earlier start ended just before it was recorded. ``keeps`` are
     copies made at the end, because a later step may write over the originals. ``makes`` is a file that tells whether
     what later steps (or, where there are none, people) read of it is still there. ``inputs`` come from outside.
-    ``machine`` words (device, jobs) decide nothing about the result. ``finishes`` are the exit codes of a command that
+    ``machine`` arguments (device, jobs) do not change the result. ``finishes`` are the exit codes of a command that
     did its work.
     """
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     needs: tuple[str, ...] = ()
     resume: tuple[str, ...] = ()
     resume_when: Path | None = None
@@ -58,7 +58,7 @@ class PlannedStep:
     @property
     def command(self) -> str:
         """The command as one would type it."""
-        return shlex.join(["afire", *self.words, *self.machine])
+        return shlex.join(["afire", *self.arguments, *self.machine])
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,19 @@ def read_step(out: Path, name: str) -> StepFile | None:
 
 
 def step_hashes(steps: Sequence[PlannedStep], out: Path) -> dict[str, str]:
-    """A hash for each step: its words, its inputs' content, and the hashes of the steps it needs."""
+    """A hash for each step: its arguments, its inputs' content, and the hashes of the steps it needs."""
     hashes: dict[str, str] = {}
     for step in steps:
         prints = {str(path): fingerprint(path) for path in step.inputs}
         # The folder itself may be spelt otherwise or be moved: that changes nothing.
-        words = [prints.get(word, word.replace(str(out), "OUT", 1)) for word in step.words]
-        decides = {"words": words, "inputs": list(prints.values()), "needs": [hashes[name] for name in step.needs]}
+        arguments = [prints.get(argument, argument.replace(str(out), "OUT", 1)) for argument in step.arguments]
+        decides = {"words": arguments, "inputs": list(prints.values()), "needs": [hashes[name] for name in step.needs]}
         hashes[step.name] = sha256_text(json.dumps(decides))
     return hashes
 
 
 def fingerprint(path: Path) -> str:
-    """What tells this file or folder from another one; its name where nothing else is there to look at."""
+    """A digest of this file, or of telling files in this folder; its path where there are none."""
     if path.is_file():
         return sha256_file(path)
     telling: Mapping[str, str] = {name: sha256_file(path / name) for name in _TELLTALES if (path / name).is_file()}
@@ -127,13 +127,13 @@ def done_steps(steps: Sequence[PlannedStep], out: Path, hashes: Mapping[str, str
 
     Finished by their record, and what they made is there, or everything that needs it is done as well.
     """
-    done: set[str] = set()
+    finished: set[str] = set()
     for step in reversed(steps):  # those that need it come after it
-        needing = [other.name for other in steps if step.name in other.needs]
-        there = step.makes is None or step.makes.exists() or (bool(needing) and done.issuperset(needing))
-        if there and is_done(step, read_step(out, step.name), hashes[step.name]):
-            done.add(step.name)
-    return done
+        needing = [later.name for later in steps if step.name in later.needs]
+        is_available = step.makes is None or step.makes.exists() or (bool(needing) and finished.issuperset(needing))
+        if is_available and is_done(step, read_step(out, step.name), hashes[step.name]):
+            finished.add(step.name)
+    return finished
 
 
 def refuse_another(out: Path, step: PlannedStep, record: StepFile | None, digest: str) -> None:
@@ -141,19 +141,21 @@ def refuse_another(out: Path, step: PlannedStep, record: StepFile | None, digest
     if record is None or record.hash == digest:
         return
     if record.command != step.command:
-        before, now = _differing(record.command, step.command)
-        what = f"was run with {before}, and would now be run with {now}"
+        earlier, current = _differing(record.command, step.command)
+        reason = f"was run with {earlier}, and would now be run with {current}"
     else:
-        what = "started from other films or weights"
-    raise UserError(f"step {step.name} in {out} {what}; repeat the earlier settings, or choose another --out.")
+        reason = "started from other films or weights"
+    raise UserError(f"step {step.name} in {out} {reason}; repeat the earlier settings, or choose another --out.")
 
 
-def _differing(before: str, now: str) -> tuple[str, str]:
-    """The words in which two commands differ, quoted."""
-    first, second = shlex.split(before), shlex.split(now)
-    only = [[word for word in mine if word not in other] for mine, other in ((first, second), (second, first))]
-    gone, new = (" ".join(words[:4]) or "nothing of the kind" for words in only)
-    return f"`{gone}`", f"`{new}`"
+def _differing(earlier: str, current: str) -> tuple[str, str]:
+    """The arguments in which two commands differ, quoted."""
+    first, second = shlex.split(earlier), shlex.split(current)
+    only = [
+        [argument for argument in mine if argument not in other] for mine, other in ((first, second), (second, first))
+    ]
+    removed, added = (" ".join(arguments[:4]) or "nothing of the kind" for arguments in only)
+    return f"`{removed}`", f"`{added}`"
 
 
 _SECONDS_TO_SAVE = SECONDS_TO_SAVE + 60  # a step may itself run steps that save
@@ -169,13 +171,13 @@ def run_planned(
 ) -> Outcome:
     """Run what is not done yet, in order, ``jobs`` side by side.
 
-    What does not fit to earlier starts is refused before anything is run. Commands see ``environment`` too.
+    What does not match earlier starts is refused before anything is run. Commands see ``environment`` too.
     """
     hashes = step_hashes(planned, out)
     for step in planned:
         refuse_another(out, step, read_step(out, step.name), hashes[step.name])
-    done = done_steps(planned, out, hashes)
-    steps = [RecordedStep(step, out, hashes[step.name], step.name in done, environment) for step in planned]
+    finished = done_steps(planned, out, hashes)
+    steps = [RecordedStep(step, out, hashes[step.name], step.name in finished, environment) for step in planned]
     return run_steps(steps, report, jobs=jobs, grace=_SECONDS_TO_SAVE)
 
 
@@ -201,25 +203,25 @@ class RecordedStep(Step):
         return self.done
 
     def is_begun(self) -> bool:
-        when = self.planned.resume_when
-        return self.before is not None and (when is None or when.exists())
+        marker = self.planned.resume_when
+        return self.before is not None and (marker is None or marker.exists())
 
     def command(self, slot: int) -> Command | None:
         step = self.planned
         if self.before is not None and step.complete is not None and step.complete.exists():
-            return None  # an earlier start ended just before it could say so
+            return None  # an earlier start ended just before it was recorded
         self._write("begun", Ended(0, 0.0, 0.0))
-        words = (*step.words, *step.machine, *(step.resume if self.is_begun() else ()))
+        arguments = (*step.arguments, *step.machine, *(step.resume if self.is_begun() else ()))
         log, lock = (step_path(self.out, self.name, ending) for ending in ("log", "lock"))
-        return Command(words, log, lock, environment=self.environment)
+        return Command(arguments, log, lock, environment=self.environment)
 
-    def ended(self, how: Ended) -> bool:
-        if how.code not in self.planned.finishes or how.stopped:
-            self._write("begun", how)
+    def ended(self, ending: Ended) -> bool:
+        if ending.code not in self.planned.finishes or ending.stopped:
+            self._write("begun", ending)
             return False
         for source, target in self.planned.keeps:
             write_atomic(target, lambda path, source=source: _copy(source, path))  # type: ignore[misc]
-        self._write("done", how)
+        self._write("done", ending)
         return True
 
     def seconds(self) -> float:
@@ -229,16 +231,16 @@ class RecordedStep(Step):
     def announcement(self) -> str:
         return self.planned.command
 
-    def _write(self, state: Literal["begun", "done"], how: Ended) -> None:
-        """What this start took comes on top of what earlier ones did."""
-        before = self.before or StepFile("begun", "", "", 0.0)
+    def _write(self, state: Literal["begun", "done"], ending: Ended) -> None:
+        """Add what this start took to what earlier ones did."""
+        earlier = self.before or StepFile("begun", "", "", 0.0)
         StepFile(
             state,
             self.digest,
             self.planned.command,
-            round(before.seconds + how.seconds, 2),
-            round(before.processor_seconds + how.processor_seconds, 2),
-            max(before.peak_bytes, how.peak_bytes),
+            round(earlier.seconds + ending.seconds, 2),
+            round(earlier.processor_seconds + ending.processor_seconds, 2),
+            max(earlier.peak_bytes, ending.peak_bytes),
         ).write(self.out, self.name)
 
 

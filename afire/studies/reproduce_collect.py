@@ -82,7 +82,7 @@ class TargetReport:
 
 
 def collect(request: Request, outcome: Outcome, reasons: Mapping[Target, str]) -> list[TargetReport]:
-    """A report for each target that was asked for, whether it could be run, was finished, or not."""
+    """A report for each requested target, whether it could be run, was finished, or not."""
     readers = {
         "table1": lambda: _ablation(request, "table1"),
         "table2": lambda: _transfer(request),
@@ -97,8 +97,8 @@ def collect(request: Request, outcome: Outcome, reasons: Mapping[Target, str]) -
         if target in reasons:
             reports.append(TargetReport(target, unfinished=f"not possible: {reasons[target]}"))
         elif target in request.targets:
-            why = _unfinished(request, target, outcome)
-            reports.append(TargetReport(target, unfinished=why) if why else readers[target]())
+            reason = _unfinished(request, target, outcome)
+            reports.append(TargetReport(target, unfinished=reason) if reason else readers[target]())
     return reports
 
 
@@ -106,8 +106,8 @@ def _unfinished(request: Request, target: Target, outcome: Outcome) -> str:
     alone = replace(request, targets=(target,))
     for step in plan(alone):
         if step.name not in outcome.seconds:
-            why = outcome.failed.get(step.name) or outcome.skipped.get(step.name) or "not run yet"
-            return f"step {step.name}: {why}"
+            reason = outcome.failed.get(step.name) or outcome.skipped.get(step.name) or "not run yet"
+            return f"step {step.name}: {reason}"
     return ""
 
 
@@ -162,14 +162,16 @@ def _transfer(request: Request) -> TargetReport:
         blocks.append(_transfer_block(task, metrics, ratios, folds, theirs))
         recipe = dataset.classify[1] if kind == "classify" and dataset.classify[0] == "--recipe" else None
         recipe = "nih14" if recipe == "quick" else recipe
-        first = next(iter(ratios.values()))
-        whole = ratios[max(ratios)].runs[0].films
-        tested = f"{first.data['name']}: {whole['train']:,} / {whole['val']:,} / {whole['test']:,} (train / val / test)"
-        what = f"{len(first.labels)} labels" if task == "finetune" else "masks"
+        result = next(iter(ratios.values()))
+        films = ratios[max(ratios)].runs[0].films
+        tested = (
+            f"{result.data['name']}: {films['train']:,} / {films['val']:,} / {films['test']:,} (train / val / test)"
+        )
+        targets = f"{len(result.labels)} labels" if task == "finetune" else "masks"
         differing += [
             Difference(f"{task}: {difference.setting}", difference.paper, difference.ours)
             for difference in (
-                *tested_films("table2", dataset.column(kind), f"{tested}, {what}"),
+                *tested_films("table2", dataset.column(kind), f"{tested}, {targets}"),
                 *supervised_differences(ratios, folds, recipe),
             )
         ]
@@ -198,12 +200,12 @@ def _transfer_block(
         ours, paper = len({run.fold for run in folds.runs}), int(protocol()["folds"])
         columns[_FOLDS] = f"{ours} folds" if ours == paper else f"folds ({paper}; {ours})"
     published = dict(theirs.rows) if theirs is not None else {}
-    own = published.pop(OURS, {})
+    paper_row = published.pop(OURS, {})
     rows = []
     for number, (metric, title) in enumerate(metrics.items()):
         values = {f"{100 * share:g}": result.metrics[metric] for share, result in ratios.items()}
         values |= {_FOLDS: folds.metrics[metric]} if folds is not None else {}
-        rows.append(Row(f"AFiRe, {title}", own if number == 0 else {}, values))
+        rows.append(Row(f"AFiRe, {title}", paper_row if number == 0 else {}, values))
     rows += [Row(name, numbers) for name, numbers in published.items()]
     title = {"finetune": "Fine-tuning of all weights", "segment": "Segmentation"}[task]
     return Block(title, _source(theirs), columns, rows)
@@ -225,9 +227,9 @@ def _detection(request: Request) -> TargetReport:
             rows.append(Row(f"best trivial detector: {line['name']}", {}, beside))
     rows += [Row(name, values) for name, values in published.items()]
     films, counts = result.runs[0].films, numbers["films"]
-    used = sum(count for subset, count in films.items() if subset != "test")
+    fitting_films = sum(count for subset, count in films.items() if subset != "test")
     tested = (
-        f"{used:,} normal films to fit, choose and calibrate on; "
+        f"{fitting_films:,} normal films to fit, choose and calibrate on; "
         f"{counts['normal']:,} normal and {counts['abnormal']:,} abnormal ones to test on"
     )
     differing = [
@@ -310,9 +312,11 @@ def setting_differences(config: Config) -> list[Difference]:
     differences = []
     for section in _SECTIONS:
         keys = [key for key in theirs[section] if f"{section}.{key}" not in _LEFT_OUT]
-        other = [key for key in keys if theirs[section][key] != ours[section][key]]
-        if other:
-            texts = (", ".join(f"{key} {_short(side[section][key])}" for key in other) for side in (theirs, ours))
+        changed_keys = [key for key in keys if theirs[section][key] != ours[section][key]]
+        if changed_keys:
+            texts = (
+                ", ".join(f"{key} {_short(side[section][key])}" for key in changed_keys) for side in (theirs, ours)
+            )
             differences.append(Difference(section, *texts))
     steps = paper.training.batch_size, config.training.batch_size
     return [*differences, *unequal([("films in a step", *steps)])]
@@ -332,7 +336,7 @@ def seed_differences(seeds: Iterable[int]) -> list[Difference]:
 def shared_pretraining(seeds: int) -> list[Difference]:
     """One pre-training behind all seeds: their spread is that of what follows, and smaller than the paper's."""
     if seeds == 1:
-        return []  # the one seed is told already
+        return []  # the number of seeds is listed already
     return [Difference("pre-trainings", f"{protocol()['seeds']}, one for each seed", f"1, the same for {seeds} seeds")]
 
 
@@ -340,21 +344,21 @@ def supervised_differences(
     ratios: Mapping[float, Result], folds: Result | None, recipe: str | None
 ) -> list[Difference]:
     """Fine-tuning or segmentation: seeds, labelling ratios, folds, and the recipe's training against the paper's."""
-    paper, first = protocol(), next(iter(ratios.values()))
+    paper, result = protocol(), next(iter(ratios.values()))
     pairs: list[tuple[str, Any, Any]] = [
         ("labelling ratios", _percents(paper["fractions"]), _percents(100 * share for share in ratios)),
         ("folds", paper["folds"], len({run.fold for run in folds.runs}) if folds is not None else "none"),
     ]
-    if recipe is not None and first.task == "finetune":
+    if recipe is not None and result.task == "finetune":
         theirs = load_task_config("finetune", recipe).training.model_dump()
-        ours = first.config["training"]
+        ours = result.config["training"]
         pairs += [(key.replace("_", " "), _short(theirs[key]), _short(ours[key])) for key in _TRAINING]
-    pairs.append(("most epochs", "not stated, patience 10", f"{first.config['training']['epochs']}"))
-    return [*seed_differences(run.seed for run in first.runs), *unequal(pairs)]
+    pairs.append(("most epochs", "not stated, patience 10", f"{result.config['training']['epochs']}"))
+    return [*seed_differences(run.seed for run in result.runs), *unequal(pairs)]
 
 
 def tested_films(table: str, name: str | None, ours: str) -> list[Difference]:
-    """Which films were learnt from and tested on; always said, because the paper's lists are not public."""
+    """Which films were trained and tested on; always listed, because the paper's lists are not public."""
     paper = protocol()["films"][table].get(name or "", "not in the paper")
     return [Difference("films", str(paper), ours)]
 
@@ -364,7 +368,7 @@ def detection_differences(result: Result) -> list[Difference]:
     paper, fitted = protocol()["detection"], result.config["fitted"][0]
     adapt = fitted.get("adapt", {})
     lesions, slm = adapt.get("lesions", {}), load_config("paper").lesions.model_dump()
-    other = [key for key in slm if key != "views" and key in lesions and lesions[key] != slm[key]]
+    changed_keys = [key for key in slm if key != "views" and key in lesions and lesions[key] != slm[key]]
     pairs: list[tuple[str, Any, Any]] = [
         ("score", paper["score"], f"{result.method}, chosen on drawn lesions"),
         (
@@ -378,8 +382,8 @@ def detection_differences(result: Result) -> list[Difference]:
         ("weight of the token lesion classifier", "0", _short(adapt.get("lesion", "?"))),
         (
             "lesions while adapting",
-            ", ".join(f"{key} {_short(slm[key])}" for key in other),
-            ", ".join(f"{key} {_short(lesions[key])}" for key in other),
+            ", ".join(f"{key} {_short(slm[key])}" for key in changed_keys),
+            ", ".join(f"{key} {_short(lesions[key])}" for key in changed_keys),
         ),
     ]
     return [*seed_differences(run.seed for run in result.runs), *unequal(pairs)]

@@ -70,18 +70,18 @@ def is_pretrained_once(request: Request) -> bool:
 
 
 def _pretraining_name(request: Request, seed: int | str) -> str:
-    """Of the step and of its folder. Where an earlier version pre-trained once for all seeds, it stays at that."""
+    """Of the step and of its folder. Where an earlier version pre-trained once for all seeds, that is kept."""
     return "pretrain" if step_path(request.out, "pretrain").exists() else f"pretrain-{seed}"
 
 
-def possible_targets(asked: Iterable[Target], dataset: Dataset) -> tuple[tuple[Target, ...], dict[Target, str]]:
+def possible_targets(targets: Iterable[Target], dataset: Dataset) -> tuple[tuple[Target, ...], dict[Target, str]]:
     """Targets that the set allows, and why not the others."""
-    reasons = {target: reason for target in asked if (reason := dataset.missing(target))}
-    return tuple(target for target in TARGETS if target in set(asked) and target not in reasons), reasons
+    reasons = {target: reason for target in targets if (reason := dataset.missing(target))}
+    return tuple(target for target in TARGETS if target in set(targets) and target not in reasons), reasons
 
 
 def check_films(request: Request) -> None:
-    """Say what to download when the films are not there, and refuse a pack of another size."""
+    """Explain what to download when the films are missing, and refuse a pack of another size."""
     dataset = request.dataset
     if dataset.name != "phantom" and request.data is None and request.root is None:
         raise UserError(
@@ -90,8 +90,8 @@ def check_films(request: Request) -> None:
             f"--data {dataset.name}.parquet."
         )
     runs = [run_of(request, seed) for seed in request.scale.seeds] if request.weights is not None else []
-    given = [(request.data, "--data"), (request.root, "--root"), *((run, "--weights") for run in runs)]
-    for path, option in given:
+    paths = [(request.data, "--data"), (request.root, "--root"), *((run, "--weights") for run in runs)]
+    for path, option in paths:
         if path is not None and not path.exists():
             raise UserError(f"{option} {path} does not exist; check the path.")
     size = config_of(request).image.size
@@ -143,25 +143,42 @@ def _films(request: Request) -> list[PlannedStep]:
         return []
     steps: list[PlannedStep] = []
     if dataset.name == "phantom":
-        drawn = ("--count", str(scale.films), "--size", str(scale.drawn_size), "--seed", "0")
-        steps.append(PlannedStep("films", ("data", "phantom", *drawn, "--out", str(out / "phantom"))))
+        drawing_arguments = ("--count", str(scale.films), "--size", str(scale.drawn_size), "--seed", "0")
+        steps.append(PlannedStep("films", ("data", "phantom", *drawing_arguments, "--out", str(out / "phantom"))))
         manifest = out / "phantom" / "manifest.parquet"
     elif request.data is not None:
         manifest = request.data
     else:
         manifest = out / f"{dataset.name}.parquet"
-        words: tuple[str, ...] = ("data", "build", dataset.name, "--root", str(request.root), "--out", str(manifest))
-        steps.append(PlannedStep("films", words))
+        arguments: tuple[str, ...] = (
+            "data",
+            "build",
+            dataset.name,
+            "--root",
+            str(request.root),
+            "--out",
+            str(manifest),
+        )
+        steps.append(PlannedStep("films", arguments))
     return [*steps, _pack("pack", manifest, pack_of(request), request, tuple(step.name for step in steps))]
 
 
 def _pack(name: str, manifest: Path, pack: Path, request: Request, needs: tuple[str, ...] = ()) -> PlannedStep:
     image = config_of(request).image
-    words: tuple[str, ...] = ("data", "pack", "--data", str(manifest), "--out", str(pack), "--size", str(image.size))
+    arguments: tuple[str, ...] = (
+        "data",
+        "pack",
+        "--data",
+        str(manifest),
+        "--out",
+        str(pack),
+        "--size",
+        str(image.size),
+    )
     for option in ("fit", "voi"):  # one that was not set is the same in both commands
-        words += (f"--{option}", getattr(image, option)) if option in image.model_fields_set else ()
+        arguments += (f"--{option}", getattr(image, option)) if option in image.model_fields_set else ()
     skip = () if request.dataset.name == "phantom" else ("--on-error", "skip")
-    return PlannedStep(name, (*words, *skip), needs, inputs=() if needs else (manifest,))
+    return PlannedStep(name, (*arguments, *skip), needs, inputs=() if needs else (manifest,))
 
 
 def _pretraining(request: Request, seeds: Sequence[int] = ()) -> list[PlannedStep]:
@@ -179,10 +196,10 @@ def _pretraining(request: Request, seeds: Sequence[int] = ()) -> list[PlannedSte
     planned: dict[str, PlannedStep] = {}
     for seed in seeds or request.scale.seeds[:1]:
         name, out = _pretraining_name(request, seed), run_of(request, seed)
-        words: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset")
-        words += (request.scale.preset, *request.scale.words("pretrain"), "--seed", str(seed))
-        begun, machine = out / "config.yaml", _device(request)
-        step = PlannedStep(name, words, needs, ("--resume",), begun, inputs=inputs, machine=machine)
+        arguments: tuple[str, ...] = ("pretrain", "--data", str(source), "--out", str(out), "--preset")
+        arguments += (request.scale.preset, *request.scale.set_arguments("pretrain"), "--seed", str(seed))
+        config_file, machine = out / "config.yaml", _device(request)
+        step = PlannedStep(name, arguments, needs, ("--resume",), config_file, inputs=inputs, machine=machine)
         planned.setdefault(name, step)
     return [*steps, *planned.values()]
 
@@ -192,14 +209,14 @@ def _ablation(request: Request, table: str) -> list[PlannedStep]:
     out, scale = request.out, request.scale
     steps = _films(request)
     study = out / "ablate"
-    words: tuple[str, ...] = ("ablate", "--data", str(pack_of(request)), "--out", str(study), "--rows", table)
-    words += ("--seeds", _commas(scale.seeds), "--preset", scale.preset)
-    words += scale.words("pretrain", "ablate")
+    arguments: tuple[str, ...] = ("ablate", "--data", str(pack_of(request)), "--out", str(study), "--rows", table)
+    arguments += ("--seeds", _commas(scale.seeds), "--preset", scale.preset)
+    arguments += scale.set_arguments("pretrain", "ablate")
     machine = (*_device(request), *(("--jobs", str(request.jobs)) if request.jobs else ()))
-    kept = [(study / "table.json", out / TABLES / f"{table}.json")]
-    kept += [(study / f"ablation.{kind}", out / FIGURES / f"{table}.{kind}") for kind in ("png", "pdf")]
+    copies = [(study / "table.json", out / TABLES / f"{table}.json")]
+    copies += [(study / f"ablation.{kind}", out / FIGURES / f"{table}.{kind}") for kind in ("png", "pdf")]
     needs, inputs = _names(steps, "pack"), _outside(request)[:1] if not steps else ()
-    return [*steps, PlannedStep(table, words, needs, keeps=tuple(kept), inputs=inputs, machine=machine)]
+    return [*steps, PlannedStep(table, arguments, needs, keeps=tuple(copies), inputs=inputs, machine=machine)]
 
 
 def _transfer(request: Request) -> list[PlannedStep]:
@@ -223,14 +240,14 @@ def _learn(request: Request, task: str, folds: bool) -> PlannedStep:
     recipe = dataset.classify if task == "finetune" else dataset.segment
     if task == "finetune" and scale.quick_recipe:
         recipe = _quick(recipe)
-    words: tuple[str, ...] = (task, "--weights", weights_of(request), "--data", str(pack_of(request)))
-    words += ("--out", str(request.out / name), *recipe, *scale.words(task))
+    arguments: tuple[str, ...] = (task, "--weights", weights_of(request), "--data", str(pack_of(request)))
+    arguments += ("--out", str(request.out / name), *recipe, *scale.set_arguments(task))
     # Folds are five tests of all films already; the ratios are what is repeated over seeds.
     seeds = scale.seeds[:1] if folds else scale.seeds
     repeats = ("--folds", str(scale.folds)) if folds else ("--fraction", _commas(scale.fractions))
-    words += (*repeats, "--seeds", _commas(seeds))
+    arguments += (*repeats, "--seeds", _commas(seeds))
     inputs, machine = _outside(request), _device(request)
-    return PlannedStep(name, words, _base(request, seeds), ("--resume",), inputs=inputs, machine=machine)
+    return PlannedStep(name, arguments, _base(request, seeds), ("--resume",), inputs=inputs, machine=machine)
 
 
 def _detection(request: Request) -> list[PlannedStep]:
@@ -240,16 +257,26 @@ def _detection(request: Request) -> list[PlannedStep]:
     models = {seed: out / "detect" / f"seed-{seed}" for seed in scale.seeds}
     inputs, machine = _outside(request), _device(request)
     for seed, model in models.items():
-        words: tuple[str, ...] = ("detect", "fit", "--weights", str(run_of(request, seed)))
-        words += ("--data", str(pack_of(request)), "--out", str(model), "--seed", str(seed))
-        words += (*request.dataset.detect, *scale.words("detect"))
+        arguments: tuple[str, ...] = ("detect", "fit", "--weights", str(run_of(request, seed)))
+        arguments += ("--data", str(pack_of(request)), "--out", str(model), "--seed", str(seed))
+        arguments += (*request.dataset.detect, *scale.set_arguments("detect"))
         name, needs, complete = f"detect-{seed}", _base(request, (seed,)), model / "detector.json"
-        steps.append(PlannedStep(name, words, needs, ("--resume",), complete=complete, inputs=inputs, machine=machine))
-    chosen = [word for model in models.values() for word in ("--model", str(model))]
-    words = ("detect", "eval", *chosen, "--data", str(pack_of(request)), "--out", str(out / "detect" / "result"))
+        steps.append(
+            PlannedStep(name, arguments, needs, ("--resume",), complete=complete, inputs=inputs, machine=machine)
+        )
+    model_arguments = [argument for model in models.values() for argument in ("--model", str(model))]
+    arguments = (
+        "detect",
+        "eval",
+        *model_arguments,
+        "--data",
+        str(pack_of(request)),
+        "--out",
+        str(out / "detect" / "result"),
+    )
     needs = tuple(f"detect-{seed}" for seed in scale.seeds)
-    words += request.dataset.detect
-    return [*steps, PlannedStep("detect-eval", words, needs, ("--force",), inputs=inputs, machine=machine)]
+    arguments += request.dataset.detect
+    return [*steps, PlannedStep("detect-eval", arguments, needs, ("--force",), inputs=inputs, machine=machine)]
 
 
 def _maps(request: Request) -> list[PlannedStep]:
@@ -261,7 +288,9 @@ def _maps(request: Request) -> list[PlannedStep]:
 
 
 def _beside_random(request: Request) -> tuple[str, ...]:
-    shape = ("--preset", request.scale.preset, *request.scale.words("pretrain")) if request.weights is None else ()
+    shape = (
+        ("--preset", request.scale.preset, *request.scale.set_arguments("pretrain")) if request.weights is None else ()
+    )
     return ("--weights", f"AFiRe={run_of(request)}", *(("--weights", "random", *shape) if shape else ()))
 
 
@@ -279,7 +308,7 @@ def _restorations(request: Request) -> list[PlannedStep]:
 
 def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[str, ...] = ()) -> PlannedStep:
     stem = request.out / FIGURES / kind
-    words: tuple[str, ...] = (
+    arguments: tuple[str, ...] = (
         "figure",
         kind,
         *weights,
@@ -289,7 +318,7 @@ def _figure(request: Request, kind: str, weights: tuple[str, ...], needs: tuple[
         str(stem),
         *_device(request),
     )
-    return PlannedStep(kind, words, needs or _base(request), ("--force",), inputs=_outside(request))
+    return PlannedStep(kind, arguments, needs or _base(request), ("--force",), inputs=_outside(request))
 
 
 def _base(request: Request, seeds: Sequence[int] = ()) -> tuple[str, ...]:
@@ -315,8 +344,8 @@ def _quick(recipe: tuple[str, ...]) -> tuple[str, ...]:
     return ("--recipe", "quick", "--labels", ",".join(load_task_config("finetune", recipe[1]).labels))
 
 
-def _names(steps: Sequence[PlannedStep], wanted: str) -> tuple[str, ...]:
-    return tuple(step.name for step in steps if step.name == wanted)
+def _names(steps: Sequence[PlannedStep], name: str) -> tuple[str, ...]:
+    return tuple(step.name for step in steps if step.name == name)
 
 
 def _device(request: Request) -> tuple[str, ...]:

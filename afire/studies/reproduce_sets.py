@@ -56,11 +56,11 @@ class Scale:
             settings={name: (*ours.get(name, ()), *settings.get(name, ())) for name in {**ours, **settings}},
         )
 
-    def words(self, *commands: str) -> tuple[str, ...]:
-        """``--set`` words of these commands together; of two values of one setting only the later one counts."""
+    def set_arguments(self, *commands: str) -> tuple[str, ...]:
+        """``--set`` arguments of these commands together; of two values of one setting only the later one counts."""
         texts = [text for command in commands for text in self.settings.get(command, ())]
-        last = {text.partition("=")[0].strip(): text for text in texts}
-        return tuple(word for text in last.values() for word in ("--set", text))
+        latest = {text.partition("=")[0].strip(): text for text in texts}
+        return tuple(argument for text in latest.values() for argument in ("--set", text))
 
 
 PAPER = Scale("paper", "paper", (0, 1, 2), (1, 10, 100), 5)
@@ -121,7 +121,7 @@ TARGETS: tuple[Target, ...] = tuple(TITLES)
 
 @dataclass(frozen=True)
 class Dataset:
-    """One set. ``classify`` and ``segment`` are the words of its fine-tuning, if it has labels or masks for one.
+    """One set. ``classify`` and ``segment`` are the arguments of its fine-tuning, if it has labels or masks for one.
 
     ``published`` names the columns of the paper's tables that stand beside it; for a set that the paper does not use,
     those nearest in kind.
@@ -132,14 +132,14 @@ class Dataset:
     download: str
     classify: tuple[str, ...] = ()
     segment: tuple[str, ...] = ()
-    detect: tuple[str, ...] = ()  # words of both the fit and the evaluation
+    detect: tuple[str, ...] = ()  # arguments of both the fit and the evaluation
     boxes: bool = False
     normals: bool = True  # films known to be normal and films known not to be
     published: tuple[tuple[str, str], ...] = ()  # (table2, segment or table3; column of the paper)
 
-    def column(self, what: str) -> str | None:
+    def column(self, kind: str) -> str | None:
         """The paper's column beside ``what``, or None."""
-        return dict(self.published).get(what)
+        return dict(self.published).get(kind)
 
     def missing(self, target: Target) -> str:
         """Why a target cannot be run on this set, or nothing."""
@@ -241,5 +241,5 @@ def column(table: str, name: str | None) -> Column | None:
 
 def protocol() -> Mapping[str, Any]:
     """How the paper's numbers were made."""
-    how: Mapping[str, Any] = published()["protocol"]
-    return how
+    content: Mapping[str, Any] = published()["protocol"]
+    return content

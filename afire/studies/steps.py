@@ -1,9 +1,9 @@
 """Steps: commands in processes of their own, as many side by side as there is room for, gone on with after a kill.
 
-What `afire reproduce`, `afire ablate` and the benchmarks share. A step knows from its files whether it is finished,
-so the next start asks the disk and nobody else; a failing step stops only what needs it.
+What `afire reproduce`, `afire ablate` and the benchmarks share. The files of a step show whether it is finished, so
+the next start needs nothing but the disk; a failing step stops only what needs it.
 
-``python -m afire.studies.steps LOCK MODULE WORDS...`` is the process of one step: ``python -m MODULE WORDS...`` that
+``python -m afire.studies.steps LOCK MODULE ARGUMENTS...`` runs one step: ``python -m MODULE ARGUMENTS...`` that
 waits for a process which an earlier start may have left saving, and that ends when its parent does.
 """
 
@@ -26,15 +26,15 @@ from afire.files import FolderBusyError
 from afire.processes import end_with_parent, how_it_ended, patient_lock
 from afire.progress import format_seconds
 
-SECONDS_TO_SAVE = 120.0  # a step that is asked to stop finishes what it is at and writes a checkpoint
+SECONDS_TO_SAVE = 120.0  # a step that is told to stop finishes its work in progress and writes a checkpoint
 _SECONDS_BETWEEN_LOOKS = 0.1
 
 
 @dataclass(frozen=True)
 class Command:
-    """The process of a step: ``python -m module words``, where ``module`` may also be a ``.py`` file."""
+    """The process of a step: ``python -m module arguments``, where ``module`` may also be a ``.py`` file."""
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     log: Path
     lock: Path  # the folder that it holds while it runs
     module: str = "afire"
@@ -61,7 +61,7 @@ class Step(ABC):
 
     name: str
     needs: tuple[str, ...] = ()
-    cost: float | None = None  # relative to other steps, to tell how long the rest may take; None: nobody knows
+    cost: float | None = None  # relative to other steps, to estimate the time left; None: unknown
 
     @abstractmethod
     def is_done(self) -> bool:
@@ -71,8 +71,8 @@ class Step(ABC):
     def command(self, slot: int) -> Command | None:
         """What to run in one of the places side by side; None where an earlier start has left nothing to run."""
 
-    def ended(self, how: Ended) -> bool:
-        """Write down that its process ended, by itself or stopped; whether the step is finished now."""
+    def ended(self, ending: Ended) -> bool:
+        """Record that its process ended, by itself or stopped; returns whether the step is finished now."""
         return self.is_done()
 
     def is_begun(self) -> bool:
@@ -84,11 +84,11 @@ class Step(ABC):
         return 0.0
 
     def announcement(self) -> str:
-        """What is told when it starts; nothing is told of an empty one."""
+        """The message when it starts; none if empty."""
         return ""
 
     def summary(self) -> str:
-        """What is told when it is finished."""
+        """The message when it is finished."""
         return "done"
 
 
@@ -97,12 +97,12 @@ EventKind = Literal["start", "resume", "done", "before", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Event:
-    """A step began or ended. ``message``: why it failed or was skipped; ``left``: seconds that the rest may take."""
+    """A step began or ended. ``message``: why it failed or was skipped; ``seconds_left``: what the rest may take."""
 
     step: Step
     kind: EventKind
     message: str = ""
-    left: float | None = None
+    seconds_left: float | None = None
 
 
 Report = Callable[[Event], None]
@@ -121,7 +121,7 @@ class Outcome:
 def run_steps(steps: Sequence[Step], report: Report, *, jobs: int = 1, grace: float = SECONDS_TO_SAVE) -> Outcome:
     """Run what is not done yet, ``jobs`` side by side, each after those it needs, otherwise in the order given.
 
-    SIGINT and SIGTERM ask the running steps to stop; after ``grace`` seconds they are made to.
+    SIGINT and SIGTERM tell the running steps to stop; after ``grace`` seconds they are killed.
     """
     from afire.training.engine import StopSignals  # only here: the process of a step should not wait for torch
 
@@ -145,7 +145,10 @@ def log_steps(total: int, done: int = 0) -> Report:
         nonlocal started, ended
         started += event.kind in ("start", "resume", "before", "skipped")
         ended += event.kind not in ("start", "resume")
-        step, rest = event.step, f"; about {format_seconds(event.left)} left" if event.left is not None else ""
+        step, suffix = (
+            event.step,
+            f"; about {format_seconds(event.seconds_left)} left" if event.seconds_left is not None else "",
+        )
         if event.kind in ("start", "resume"):
             if step.announcement():
                 goes_on = " goes on" if event.kind == "resume" else ""
@@ -153,9 +156,9 @@ def log_steps(total: int, done: int = 0) -> Report:
         elif event.kind == "before":
             logger.info("[%d/%d] %s: done before", started, total, step.name)
         elif event.kind == "done":
-            logger.info("[%d/%d] %s: %s%s", ended, total, step.name, step.summary(), rest)
+            logger.info("[%d/%d] %s: %s%s", ended, total, step.name, step.summary(), suffix)
         else:
-            logger.warning("[%d/%d] %s %s: %s%s", ended, total, step.name, event.kind, event.message, rest)
+            logger.warning("[%d/%d] %s %s: %s%s", ended, total, step.name, event.kind, event.message, suffix)
 
     return report
 
@@ -182,10 +185,12 @@ class _Runner:
             if step.name in self.done_before:
                 self.waiting.remove(step)
                 self._done(step, "before")
-            elif lost := [name for name in step.needs if name in self.outcome.failed or name in self.outcome.skipped]:
+            elif failed_needs := [
+                name for name in step.needs if name in self.outcome.failed or name in self.outcome.skipped
+            ]:
                 self.waiting.remove(step)
                 self.clock.ended(step, None)
-                self.outcome.skipped[step.name] = f"it needs {lost[0]}"
+                self.outcome.skipped[step.name] = f"it needs {failed_needs[0]}"
                 self.report(Event(step, "skipped", self.outcome.skipped[step.name]))
             elif all(name in self.outcome.seconds for name in step.needs):
                 self.waiting.remove(step)
@@ -204,27 +209,27 @@ class _Runner:
     def _done(self, step: Step, kind: EventKind, seconds: float | None = None) -> None:
         self.clock.ended(step, seconds)
         self.outcome.seconds[step.name] = step.seconds()
-        self.report(Event(step, kind, left=self.clock.remaining()))
+        self.report(Event(step, kind, seconds_left=self.clock.remaining()))
 
     def look(self) -> None:
         """See which processes have ended."""
         for slot, child in list(self.running.items()):
-            how = child.poll()
-            if how is None:
+            ending = child.poll()
+            if ending is None:
                 continue
             del self.running[slot]
             child.close()
-            if child.step.ended(how):
-                self._done(child.step, "done", how.seconds)
+            if child.step.ended(ending):
+                self._done(child.step, "done", ending.seconds)
                 continue
-            message = how_it_ended(child.log_path, how.code)
-            self.clock.ended(child.step, how.seconds)
+            message = how_it_ended(child.log_path, ending.code)
+            self.clock.ended(child.step, ending.seconds)
             self.outcome.failed[child.step.name] = message
             self.report(Event(child.step, "failed", message, self.clock.remaining()))
 
     @contextmanager
     def children(self, grace: float) -> Iterator[None]:
-        """Whatever ends the block ends the running steps: asked first, then made to."""
+        """When the block ends, running steps are told to stop, and killed after ``grace`` seconds."""
         try:
             yield
         finally:
@@ -268,7 +273,14 @@ class _Child:
         self._log = command.log.open("ab")
         # A session of its own: Ctrl-C reaches the runner only, which then asks the step to save.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "afire.studies.steps", str(command.lock.resolve()), command.module, *command.words],
+            [
+                sys.executable,
+                "-m",
+                "afire.studies.steps",
+                str(command.lock.resolve()),
+                command.module,
+                *command.arguments,
+            ],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -296,11 +308,11 @@ class _Child:
 
     def wait(self, deadline: float) -> Ended:
         """Wait for its end, and make it end at the deadline."""
-        while (how := self.poll()) is None:
+        while (ending := self.poll()) is None:
             if time.monotonic() > deadline:
                 self._process.kill()
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-        return how
+        return ending
 
     def close(self) -> None:
         if self._process.stdin is not None:
@@ -309,7 +321,7 @@ class _Child:
 
 
 def main() -> None:
-    """Be the process of a step."""
+    """The process of a step."""
     lock, module, sys.argv = Path(sys.argv[1]), sys.argv[2], sys.argv[2:]
     end_with_parent()
     try:

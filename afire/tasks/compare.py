@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Pair:
-    """A result against the reference, in one metric. ``paired`` is None where test films differ or predictions lack."""
+    """A result against the reference, in one metric. ``paired`` is None if films differ or predictions are missing."""
 
     name: str
     reference: str
@@ -67,8 +67,8 @@ def compare(
     """Compare results, a comparison for each label fraction. A path may hold several results (fractions, methods).
 
     Results whose split hashes differ are refused unless ``allow_different_splits``: then all of them form one
-    comparison, and those tested on other films have no paired bootstrap. Nor have those without their predictions,
-    where they are not needed.
+    comparison, and those tested on other films have no paired bootstrap. Without ``need_predictions``, results whose
+    predictions are missing are compared without it as well.
     """
     folders = list(dict.fromkeys(folder.resolve() for path in paths for folder in find_results(path)))
     if len(folders) < 2:
@@ -125,7 +125,7 @@ def _fractions(entries: Sequence[Entry]) -> list[float]:
 
 
 def _names(folders: Sequence[Path], results: Sequence[Result]) -> list[str]:
-    """Each result's name; where one stands for two results of a fraction, with its folder."""
+    """Each result's name, with its folder where two results of a fraction share the name."""
     keys = [(result.name, result.fraction) for result in results]
     return [
         f"{key[0]} ({folder.name})" if keys.count(key) > 1 else key[0]
@@ -138,15 +138,15 @@ def _refuse_other_splits(entries: Sequence[Entry]) -> None:
     for entry in entries[1:]:
         if entry.result.split_hash != first.result.split_hash:
             same_test = entry.result.test_hash == first.result.test_hash
-            what = "train or validate on other films" if same_test else "are tested on other films"
+            difference = "train or validate on other films" if same_test else "are tested on other films"
             raise UserError(
-                f"{first.path.name} and {entry.path.name} {what} (split {first.result.split_hash[:12]} and "
+                f"{first.path.name} and {entry.path.name} {difference} (split {first.result.split_hash[:12]} and "
                 f"{entry.result.split_hash[:12]}); give both the same --data, --split, --seeds, --folds and --fraction,"
                 " or add --allow-different-splits."
             )
 
 
-def _compare(entries: list[Entry], wanted: Sequence[str] | None, need_predictions: bool) -> Comparison:
+def _compare(entries: list[Entry], metric_names: Sequence[str] | None, need_predictions: bool) -> Comparison:
     reference = entries[0]
     labels = reference.result.labels
     for entry in entries[1:]:
@@ -155,7 +155,7 @@ def _compare(entries: list[Entry], wanted: Sequence[str] | None, need_prediction
                 f"{reference.path.name} is about {', '.join(labels)}, {entry.path.name} about "
                 f"{', '.join(entry.result.labels)}; only results about the same labels can be compared."
             )
-    metrics = _shared_metrics(entries, wanted)
+    metrics = _shared_metrics(entries, metric_names)
     draws = [_draws(entry, need_predictions) for entry in entries]
     pairs = [
         _pair(entry, reference, metric, draws[number].get(metric), draws[0].get(metric))
@@ -166,14 +166,14 @@ def _compare(entries: list[Entry], wanted: Sequence[str] | None, need_prediction
     return Comparison(reference.result.fraction, entries, metrics, list(labels), pairs, _notes(entries, pairs))
 
 
-def _shared_metrics(entries: Sequence[Entry], wanted: Sequence[str] | None) -> list[str]:
+def _shared_metrics(entries: Sequence[Entry], metric_names: Sequence[str] | None) -> list[str]:
     shared = [name for name in entries[0].result.metrics if all(name in e.result.metrics for e in entries)]
     if not shared:
         raise UserError("these results have no metric in common; compare results of one kind of task.")
-    for name in wanted or ():
+    for name in metric_names or ():
         if name not in shared:
             raise UserError(f"not all of these results have the metric {name!r}; they share {', '.join(shared)}.")
-    return list(wanted or shared)
+    return list(metric_names or shared)
 
 
 def _pair(entry: Entry, reference: Entry, metric: str, draws: Floats | None, reference_draws: Floats | None) -> Pair:
@@ -187,20 +187,20 @@ def _pair(entry: Entry, reference: Entry, metric: str, draws: Floats | None, ref
     return Pair(entry.name, reference.name, metric, difference, paired, m.t_test(values[0], values[1]))
 
 
-def _draws(entry: Entry, needed: bool) -> dict[str, Floats]:
+def _draws(entry: Entry, need_predictions: bool) -> dict[str, Floats]:
     """Each metric of a result in every draw of patients. Equal test films give equal draws, so results pair up.
 
-    Empty where predictions are not there and not ``needed``.
+    Empty where there are no predictions and ``need_predictions`` is false.
     """
-    if not needed and not (entry.path / PREDICTIONS).exists():
+    if not need_predictions and not (entry.path / PREDICTIONS).exists():
         return {}
     predictions = read_predictions(entry.path)
     test = predictions[predictions["part"] == "test"]
     generator = np.random.default_rng(_SEED)
     frames = {str(name): frame for name, frame in test.groupby("run", sort=False)}
-    missing = [run.name for run in entry.result.runs if run.name not in frames]
-    if missing:
-        raise UserError(f"the predictions of {entry.path} lack the run {missing[0]}; run the task again.")
+    missing_runs = [run.name for run in entry.result.runs if run.name not in frames]
+    if missing_runs:
+        raise UserError(f"the predictions of {entry.path} lack the run {missing_runs[0]}; run the task again.")
     ordered = [frames[run.name] for run in entry.result.runs]
     if any(name.startswith(SCORE) for name in test.columns):
         tests = [
@@ -245,10 +245,12 @@ def _notes(entries: Sequence[Entry], pairs: Sequence[Pair]) -> list[str]:
     if any(np.isnan(pair.t.p) for pair in pairs):
         notes.append("no t-test where a result has one run only or its runs do not vary")
     for entry in entries:
-        seen = entry.result.seen.get("pretraining", {})
-        if seen.get("answer") == "seen":
-            notes.append(f"the pre-training of {entry.name} saw {seen['seen']:,} of its {seen['films']:,} test films")
-    others = {pair.name for pair in pairs}
-    if len(others) > 1:
-        notes.append(f"p-values are not corrected for the {len(others)} comparisons")
+        record = entry.result.seen.get("pretraining", {})
+        if record.get("answer") == "seen":
+            notes.append(
+                f"the pre-training of {entry.name} saw {record['seen']:,} of its {record['films']:,} test films"
+            )
+    names = {pair.name for pair in pairs}
+    if len(names) > 1:
+        notes.append(f"p-values are not corrected for the {len(names)} comparisons")
     return notes

@@ -1,7 +1,7 @@
 """From labels and scores to metrics with mean, sd and interval: one way for every classification task.
 
-:func:`task_labels` says which labels a task is about, :func:`check_classes` whether its subsets can teach and test
-them. Thresholds come from the validation films of the same run; the test films are looked at once, here.
+:func:`check_classes` says whether the subsets of a task can teach and test its labels. Thresholds come from the
+validation films of the same run; the test films are looked at once, here.
 
 Shapes: N films (test films of a run, where it is about scores), C labels, B bootstrap draws, P patients of all runs.
 """
@@ -17,9 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from afire.data.keys import Seen
-from afire.data.manifest import ABNORMAL as ABNORMAL
 from afire.data.manifest import Manifest
-from afire.data.manifest import task_labels as task_labels
 from afire.errors import UserError
 from afire.tasks import metrics as m
 from afire.tasks.results import (
@@ -42,7 +40,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scores:
-    """What a run gave: scores (films, C) in the order of ``run.rows["val"]`` and ``run.rows["test"]``."""
+    """The scores of a run, (films, C), in the order of ``run.rows["val"]`` and ``run.rows["test"]``."""
 
     run: Run
     val: Floats
@@ -70,7 +68,7 @@ class TestScores:
     patients: NDArray[np.object_]
     thresholds: Floats
 
-    __test__ = False  # its name is not pytest's business
+    __test__ = False  # not a test, whatever pytest makes of its name
 
 
 def check_classes(names: Sequence[str], truth_NC: Floats, subsets: Mapping[str, NDArray[np.int64]]) -> list[str]:
@@ -82,9 +80,9 @@ def check_classes(names: Sequence[str], truth_NC: Floats, subsets: Mapping[str, 
     failures = {name: _one_class(truth_NC[:, c], subsets) for c, name in enumerate(names)}
     notes = [f"label {name} has {failure}" for name, failure in failures.items() if failure]
     if len(notes) == len(names):
-        more = f" (and {len(names) - 1} more labels)" if len(names) > 1 else ""
+        suffix = f" (and {len(names) - 1} more labels)" if len(names) > 1 else ""
         raise UserError(
-            f"{notes[0]}{more}; films with and without the finding are needed in train, val and test: "
+            f"{notes[0]}{suffix}; films with and without the finding are needed in train, val and test: "
             "choose other labels, a larger fraction or another split."
         )
     return notes
@@ -116,10 +114,10 @@ def evaluate(
         rows = outcome.run.rows["test"]
         tests.append(TestScores(outcome.test, truth[rows], patients[rows], thresholds))
     values = [run_values(test) for test in tests]
-    drawn = bootstrap_values(tests, generator, draws)
-    macros = {name: estimate([float(v[name][-1]) for v in values], drawn[name][:, -1]) for name in m.METRICS}
+    bootstraps = bootstrap_values(tests, generator, draws)
+    macros = {name: estimate([float(v[name][-1]) for v in values], bootstraps[name][:, -1]) for name in m.METRICS}
     per_label = {
-        label: {name: estimate([float(v[name][c]) for v in values], drawn[name][:, c]) for name in m.METRICS}
+        label: {name: estimate([float(v[name][c]) for v in values], bootstraps[name][:, c]) for name in m.METRICS}
         for c, label in enumerate(names)
     }
     runs = [_run_result(*triple, names) for triple in zip(outcomes, tests, values, strict=True)]
@@ -191,7 +189,9 @@ def _mean_over_runs(values_RBC: Floats) -> Floats:
 
 def _with_macro(test: TestScores, weights: Floats | None) -> dict[str, Floats]:
     values = m.metric_values(test.scores, test.truth, test.thresholds, weights)
-    return {name: np.concatenate([each, m.macro(each)[:, None]], axis=1) for name, each in values.items()}
+    return {
+        name: np.concatenate([values_BC, m.macro(values_BC)[:, None]], axis=1) for name, values_BC in values.items()
+    }
 
 
 def _run_result(outcome: Scores, test: TestScores, values: Mapping[str, Floats], names: Sequence[str]) -> RunResult:

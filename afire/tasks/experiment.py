@@ -2,7 +2,7 @@
 
     OUT[/10pct]/seed-0[-fold-3]/   a run: settings, metrics, checkpoints while it lasts; then
         model.safetensors          the best weights, the encoder under ``encoder.*``
-        answers.npz                what it gave for validation and test films
+        answers.npz                its outputs for validation and test films
         summary.json               written last: its presence says that the run is finished
 
 With ``resume``, finished runs are read and not run again, and a begun one goes on from its newest checkpoint.
@@ -35,9 +35,10 @@ from afire.errors import UserError
 from afire.files import folder_lock, read_json, require_own, sha256_text, write_atomic, write_json
 from afire.nn.residual import Trunk
 from afire.nn.vit import Normalise
+from afire.tasks.evaluate import Evaluation, classification_result
 from afire.tasks.features import check_size, data_content_hash
 from afire.tasks.guard import seen_in_pretraining
-from afire.tasks.results import RESULT, Run
+from afire.tasks.results import RESULT, Result, Run
 from afire.tasks.settings import FinetuneConfig, SegmentConfig
 from afire.tasks.supervised import Job, Learnt, Objective, learn
 from afire.training.engine import make_accelerator, on_first_process
@@ -49,7 +50,7 @@ MODEL, ANSWERS = "model.safetensors", "answers.npz"
 logger = logging.getLogger("afire")
 
 
-class StoppedBySignal(Exception):  # noqa: N818  not an error: the run was asked to end, and saved itself
+class StoppedBySignal(Exception):  # noqa: N818  not an error: the run was told to end, and saved itself
     """A run ended by SIGTERM or SIGINT after saving; ``signal`` is its number."""
 
     def __init__(self, signal: int, folder: Path) -> None:
@@ -113,10 +114,42 @@ class Bench:
 
     def settings(self, config: Section) -> dict[str, Any]:
         """What a result says about its settings."""
-        asked, model = self.experiment, self.backbones.first.config
-        chosen = {"seeds": list(asked.seeds), "folds": asked.folds, "network": self.backbones.first.network}
+        experiment, model = self.experiment, self.backbones.first.config
+        plan = {"seeds": list(experiment.seeds), "folds": experiment.folds, "network": self.backbones.first.network}
         architecture = {"encoder": model.encoder.model_dump(), "image": model.image.model_dump()}
-        return {**chosen, **config.model_dump(exclude={"seed", "run"}), **architecture}
+        return {**plan, **config.model_dump(exclude={"seed", "run"}), **architecture}
+
+    def result(
+        self,
+        evaluation: Evaluation,
+        runs: Sequence[Run],
+        config: Section,
+        *,
+        task: str,
+        method: str,
+        title: str,
+        labels: Sequence[str],
+        fraction: float,
+        notes: Sequence[str],
+        seen: Mapping[str, Seen],
+    ) -> Result:
+        """The result of a label fraction; it is called by the experiment's name, or by its weights and ``title``."""
+        return classification_result(
+            evaluation,
+            task=task,
+            method=method,
+            name=self.experiment.name or f"{self.backbones.name}, {title}",
+            data=self.data,
+            manifest=self.films.manifest,
+            planned=runs,
+            weights_name=self.backbones.name,
+            weights_report=self.backbones.report,
+            labels=labels,
+            fraction=fraction,
+            config=self.settings(config),
+            notes=notes,
+            seen=seen,
+        )
 
 
 def open_bench(experiment: Experiment, precision: str) -> Bench:
@@ -174,21 +207,21 @@ def claimed_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> Itera
             folder = experiment.folders[fraction]
             if folder.exists() and not folder.is_dir():
                 raise UserError(f"{folder} is a file; --out needs a folder.")
-            held.enter_context(folder_lock(folder, "the runs in"))
+            stack.enter_context(folder_lock(folder, "the runs in"))
             require_own(folder, RESULT)
-            there = [folder / run.name for run in runs if RunFolder(folder / run.name).exists]
-            if experiment.resume or not (there or (folder / RESULT).exists()):
+            run_folders = [folder / run.name for run in runs if RunFolder(folder / run.name).exists]
+            if experiment.resume or not (run_folders or (folder / RESULT).exists()):
                 continue
             if not experiment.force:
                 raise UserError(
-                    f"{folder} already holds {'runs' if there else 'a result'}; add --resume to go on with them, "
+                    f"{folder} already holds {'runs' if run_folders else 'a result'}; add --resume to go on with them, "
                     "--force to start again, or choose another --out."
                 )
             (folder / RESULT).unlink(missing_ok=True)
-            for old in there:
-                shutil.rmtree(old)
+            for run_folder in run_folders:
+                shutil.rmtree(run_folder)
 
-    with ExitStack() as held:
+    with ExitStack() as stack:
         on_first_process(bench.accelerator, claim, "in --out")
         yield
 
@@ -196,21 +229,21 @@ def claimed_folders(bench: Bench, plans: Mapping[float, Sequence[Run]]) -> Itera
 def complete_run(bench: Bench, task: Task, run: Run, fraction: float) -> Finished:
     """Train, choose on validation, answer for val and test once; or read what a finished run answered.
 
-    Raises :class:`StoppedBySignal` when the training was asked to end. A collective call.
+    Raises :class:`StoppedBySignal` when the training was told to end. A collective call.
     """
-    asked, accelerator = bench.experiment, bench.accelerator
-    folder, backbone = asked.folders[fraction] / run.name, bench.backbones.of(run.seed)
+    experiment, accelerator = bench.experiment, bench.accelerator
+    folder, backbone = experiment.folders[fraction] / run.name, bench.backbones.of(run.seed)
     config = task.config.model_copy(update={"seed": run.seed})
     data = _run_data(bench, run, fraction, backbone)
-    stored = _read_finished(folder, config, data, asked.force, accelerator)
+    stored = _read_finished(folder, config, data, experiment.force, accelerator)
     if stored is None:
         model, objective = task.build(run, backbone)
         job = Job(model, objective, bench.films, run.rows["train"], run.rows["val"], config, data, folder)
-        learnt = learn(job, accelerator, asked.resume and RunFolder(folder).exists, asked.force)
+        learnt = learn(job, accelerator, experiment.resume and RunFolder(folder).exists, experiment.force)
         if learnt.signal:
             raise StoppedBySignal(learnt.signal, folder)
-        answers, chosen = task.answer(model, objective, run, accelerator)
-        summary = _summary(learnt, objective.metric, {"epoch": learnt.epoch, **chosen})
+        answers, choices = task.answer(model, objective, run, accelerator)
+        summary = _summary(learnt, objective.metric, {"epoch": learnt.epoch, **choices})
         _leave(folder, model, answers, summary, accelerator)
         if accelerator.is_main_process:
             facts = (folder, objective.metric, learnt.value, learnt.epoch, learnt.epochs)

@@ -32,7 +32,7 @@ _STEM, _SUFFIX = "features", ".npy"
 
 @dataclass(frozen=True)
 class EmbedTask:
-    """Whose features of which films go to ``out``; in ``part`` ``all`` or a subset that the manifest lists."""
+    """Which features of which films go to ``out``; ``part`` is ``all`` or a subset that the manifest lists."""
 
     weights: str
     data: Path
@@ -64,7 +64,7 @@ class EmbedTask:
 
 
 def embed_shards(task: EmbedTask, shards: Sequence[Shard], where: Where | None = None) -> int:
-    """Compute ``shards``; of how many films, those of whole shards not counted."""
+    """Compute ``shards``; returns the number of films, without those of shards that were finished before."""
     paths = {"data": task.data.absolute(), "out": task.out.absolute(), "root": task.root and task.root.absolute()}
     weights = Path(task.weights).absolute() if Path(task.weights).exists() else task.weights
     settings = {**vars(task), **paths, "weights": str(weights)}
@@ -73,7 +73,7 @@ def embed_shards(task: EmbedTask, shards: Sequence[Shard], where: Where | None =
 
 
 def embedder(settings: Mapping[str, Any]) -> Do:
-    """What computes a shard, with weights and films open."""
+    """The function that computes a shard, with weights and films already open."""
     task = EmbedTask(**settings)
     backbone, films, rows = task.open()
     device = pick_device(task.device)
@@ -85,8 +85,10 @@ def embedder(settings: Mapping[str, Any]) -> Do:
         mine = store.rows(shard)
 
         def fill(path: Path) -> list[dict[str, Any]]:
-            asked = rows[mine.start : mine.stop]
-            _write_array(path, feature_batches(backbone, films, asked, task.pooling, device), (len(mine), *shape[1:]))
+            shard_rows = rows[mine.start : mine.stop]
+            _write_array(
+                path, feature_batches(backbone, films, shard_rows, task.pooling, device), (len(mine), *shape[1:])
+            )
             return [{"row": row, "image": store.names[row]} for row in mine]
 
         store.write(shard, fill)
@@ -107,7 +109,7 @@ def finish_features(task: EmbedTask, count: int) -> tuple[int, ...]:
 
 
 def begun_features(task: EmbedTask) -> int:
-    """How many shards were begun of a file of features."""
+    """The number of shards of a file of features that was begun."""
     return begun_count(task.shards_folder, _STEM)
 
 

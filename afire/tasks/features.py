@@ -81,9 +81,9 @@ def predict(
     mine = np.resize(rows[rank::world], share) if len(rows[rank::world]) else np.resize(rows, share)
     was_training = model.training
     model.eval()
-    kept = [reduce(outputs, batch) for outputs, batch in _outputs(model, films, mine, accelerator)]
+    reduced = [reduce(outputs, batch) for outputs, batch in _outputs(model, films, mine, accelerator)]
     model.train(was_training)
-    gathered = distributed.gather(torch.cat(kept).to(accelerator.device)).cpu().numpy()
+    gathered = distributed.gather(torch.cat(reduced).to(accelerator.device)).cpu().numpy()
     in_order = gathered.reshape(world, share, *gathered.shape[1:]).swapaxes(0, 1)
     outputs: NDArray[np.generic] = in_order.reshape(world * share, *gathered.shape[1:])[: len(rows)]
     return outputs
@@ -118,7 +118,7 @@ def data_content_hash(films: Films) -> str:
             status = films.manifest.path(row).stat()
             digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
         except OSError:
-            digest.update(b"missing\n")  # the reader will say what is wrong with it
+            digest.update(b"missing\n")  # the reader reports what is wrong with it
     return digest.hexdigest()
 
 
@@ -135,19 +135,19 @@ def film_features(
     if cache is None:
         return _compute(backbone, films, rows, pooling, device)
     file = cache / f"{_key(backbone, films, pooling)}.npz"
-    known_rows, known = _read(file)
-    missing = np.setdiff1d(rows, known_rows)
+    cached_rows, cached = _read(file)
+    missing = np.setdiff1d(rows, cached_rows)
     if len(missing):
-        new = _compute(backbone, films, missing, pooling, device)
-        known_rows = np.concatenate([known_rows, missing])
-        known = np.concatenate([known, new]) if len(known) else new
-        write_atomic(file, lambda path: np.savez(path, rows=known_rows, features=known))
+        computed = _compute(backbone, films, missing, pooling, device)
+        cached_rows = np.concatenate([cached_rows, missing])
+        cached = np.concatenate([cached, computed]) if len(cached) else computed
+        write_atomic(file, lambda path: np.savez(path, rows=cached_rows, features=cached))
     else:
         logger.info("features of %s films from the cache", f"{len(rows):,}")
-    place = np.empty(known_rows.max(initial=-1) + 1, np.int64)
-    place[known_rows] = np.arange(len(known_rows))
-    chosen: NDArray[np.float32] = known[place[rows]]
-    return chosen
+    place = np.empty(cached_rows.max(initial=-1) + 1, np.int64)
+    place[cached_rows] = np.arange(len(cached_rows))
+    features: NDArray[np.float32] = cached[place[rows]]
+    return features
 
 
 def feature_batches(
@@ -261,7 +261,7 @@ def write_batches(
 
 
 def check_name(out: Path) -> None:
-    """Refuse a name that tells no format, before the work and not after it."""
+    """Refuse a name without a known format before the work starts."""
     if out.suffix.lower() not in (".parquet", ".npz"):
         raise UserError(f"{out}: features are written as .parquet or .npz.")
 
@@ -278,18 +278,24 @@ def _write_parquet(
     import pyarrow.parquet as pq
 
     table = films.manifest.table
-    kept = ["image", "split", "patient", "normal", *(name for name in table.columns if name.startswith(LABEL_PREFIX))]
-    facts = pa.Table.from_pandas(table.iloc[rows][kept], preserve_index=False).replace_schema_metadata(None)
+    columns = [
+        "image",
+        "split",
+        "patient",
+        "normal",
+        *(name for name in table.columns if name.startswith(LABEL_PREFIX)),
+    ]
+    facts = pa.Table.from_pandas(table.iloc[rows][columns], preserve_index=False).replace_schema_metadata(None)
     length = int(np.prod(shape[1:]))
     field = pa.field("feature", pa.list_(pa.float32(), length))
     schema = facts.schema.append(field).with_metadata({METADATA_KEY: json.dumps(about)})
-    done = 0
+    offset = 0
     with pq.ParquetWriter(path, schema) as writer:
         for batch in batches:
             column = pa.FixedSizeListArray.from_arrays(pa.array(batch.reshape(-1)), length)
-            block = facts.slice(done, len(batch)).append_column(field, column)
+            block = facts.slice(offset, len(batch)).append_column(field, column)
             writer.write_table(block.replace_schema_metadata(schema.metadata))
-            done += len(batch)
+            offset += len(batch)
 
 
 def _write_npz(
@@ -301,10 +307,10 @@ def _write_npz(
     about: dict[str, Any],
 ) -> None:
     features = np.empty(shape, np.float32)
-    done = 0
+    offset = 0
     for batch in batches:
-        features[done : done + len(batch)] = batch
-        done += len(batch)
+        features[offset : offset + len(batch)] = batch
+        offset += len(batch)
     table = films.manifest.table.iloc[rows]
     texts = {name: table[name].to_numpy().astype(str) for name in ("image", "split", "patient")}
     np.savez(path, allow_pickle=False, features=features, about=np.array(json.dumps(about)), **texts)
@@ -319,7 +325,7 @@ def trivial_features(kind: str, films: Films, rows: NDArray[np.int64]) -> NDArra
 
 
 def trivial_hash(kind: str) -> str:
-    """Stands where other results quote the hash of their weights."""
+    """Used in place of the hash of weights in a result."""
     return sha256_text(f"afire trivial features: {kind}, version 1")
 
 
@@ -349,27 +355,26 @@ def _stored_size(manifest: Manifest, row: int) -> tuple[float, float]:
 
 def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Variance of the Laplacian of each film at the size it has here, (len(rows), 1)."""
-    values = []
-    with progress("sharpness", len(rows), "films") as bar:
-        for start in range(0, len(rows), FEATURE_BATCH):
-            batch = rows[start : start + FEATURE_BATCH]
-            values.append(laplacian_variance(films.batch(batch)))
-            bar.advance(len(batch))
-    return torch.cat(values).unsqueeze(1).numpy()
+    return _by_batch(films, rows, "sharpness", laplacian_variance).unsqueeze(1).numpy()
 
 
 @torch.no_grad()
 def network_features(
     network: nn.Module, films: Films, rows: NDArray[np.int64], device: torch.device
 ) -> NDArray[np.float32]:
-    """What a network that is no trunk of ours says of each film, (len(rows), D)."""
+    """Outputs (len(rows), D) of a network that is not one of our encoders."""
+    return _by_batch(films, rows, "features", lambda images: network(images.to(device)).float().cpu()).numpy()
+
+
+def _by_batch(films: Films, rows: NDArray[np.int64], description: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """What ``compute`` gives for images (B, 1, S, S), joined over the batches of ``rows``."""
     values = []
-    with progress("features", len(rows), "films") as bar:
+    with progress(description, len(rows), "films") as bar:
         for start in range(0, len(rows), FEATURE_BATCH):
             batch = rows[start : start + FEATURE_BATCH]
-            values.append(network(films.batch(batch).to(device)).float().cpu())
+            values.append(compute(films.batch(batch)))
             bar.advance(len(batch))
-    return torch.cat(values).numpy()
+    return torch.cat(values)
 
 
 def laplacian_variance(images: Tensor) -> Tensor:

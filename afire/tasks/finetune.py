@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afire.config import EncoderConfig, ImageConfig
-from afire.data.manifest import Manifest
+from afire.data.manifest import Manifest, task_labels
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.residual import Trunk, make_trunk
 from afire.nn.vit import Normalise
 from afire.settings import validate
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
+from afire.tasks.evaluate import Scores, check_classes, evaluate
 from afire.tasks.experiment import MODEL, Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.results import RESULT, Result, Rows, Run, find_results, plan_runs, read_predictions, read_result
@@ -83,24 +83,24 @@ class LabelObjective:
     def loss(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         known = ~targets.isnan()
         weights = self._weights.to(outputs.device)
-        each = F.binary_cross_entropy_with_logits(
+        terms = F.binary_cross_entropy_with_logits(
             outputs, targets.nan_to_num(0.0), pos_weight=weights, reduction="none"
         )
-        return {"cross_entropy": (each * known).sum()}
+        return {"cross_entropy": (terms * known).sum()}
 
     def keep(self, outputs: Tensor, rows: Rows) -> Tensor:
         return outputs.sigmoid()
 
-    def score(self, kept: NDArray[Any], rows: Rows) -> float:
-        values = [m.auc(kept[:, c].astype(np.float64), self.truth[rows, c]) for c in range(self.truth.shape[1])]
+    def score(self, summaries: NDArray[Any], rows: Rows) -> float:
+        values = [m.auc(summaries[:, c].astype(np.float64), self.truth[rows, c]) for c in range(self.truth.shape[1])]
         return float(np.nanmean(values))
 
     def prior(self, train: Rows) -> Floats:
         """How often each finding occurs in training (C,), as the weights see it; a half where nothing is known."""
         positives, negatives = _counts(self.truth[train])
         weighted = self.weights_C * positives
-        whole = weighted + negatives
-        prior: Floats = np.divide(weighted, whole, out=np.full(len(whole), 0.5), where=whole > 0)
+        total = weighted + negatives
+        prior: Floats = np.divide(weighted, total, out=np.full(len(total), 0.5), where=total > 0)
         return prior
 
 
@@ -160,19 +160,15 @@ def run_finetune(experiment: Experiment, config: FinetuneConfig) -> Iterator[tup
             outcomes = [_scores(run) for run in finished]
             generator = np.random.default_rng(_BOOTSTRAP_SEED)
             evaluation = evaluate(manifest, names, truth, outcomes, generator, config.bootstrap)
-            result = classification_result(
+            result = bench.result(
                 evaluation,
+                runs,
+                config,
                 task="finetune",
                 method="fine-tuned",
-                name=experiment.name or f"{bench.backbones.name}, fine-tuned",
-                data=bench.data,
-                manifest=manifest,
-                planned=runs,
-                weights_name=bench.backbones.name,
-                weights_report=bench.backbones.report,
+                title="fine-tuned",
                 labels=names,
                 fraction=fraction,
-                config=bench.settings(config),
                 notes=[*seen_notes, *notes[fraction]],
                 seen=seen,
             )
@@ -198,7 +194,7 @@ def _plan(experiment: Experiment, manifest: Manifest, fraction: float, truth: Fl
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A classifier in evaluation mode, what it knows, and the films it may be shown on."""
+    """A classifier in evaluation mode, its labels, and the films it may be shown on."""
 
     model: Classifier
     labels: list[str]
@@ -219,7 +215,7 @@ def load_classifier(path: Path, run: str | None = None) -> TrainedClassifier:
     result = read_result(folder)
     if result.task != "finetune":
         raise UserError(f"{folder} is the result of {result.task}, not of a fine-tuning; give one of `afire finetune`.")
-    names = [each.name for each in result.runs]
+    names = [entry.name for entry in result.runs]
     run = run or names[0]
     if run not in names:
         raise UserError(f"{folder} has no run {run}; its runs are {', '.join(names)}.")

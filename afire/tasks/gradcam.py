@@ -1,8 +1,8 @@
 """Grad-CAM of a fine-tuned classifier, and how well its maps meet the boxes that readers drew.
 
-Grad-CAM wants a layer of channels over places. Tokens (B, 1 + L, D) become one when the class token, which lies
-nowhere, is set aside and the image tokens are laid out on their grid: (B, D, rows, columns). By default this is done
-behind the last norm. The classifier takes the mean of those tokens and one linear layer, so the gradient is the same
+Grad-CAM needs a layer of channels over places. Tokens (B, 1 + L, D) become one when the class token, which has
+no place, is set aside and the image tokens are laid out on their grid: (B, D, rows, columns). By default this is done
+after the last norm. The classifier takes the mean of those tokens and one linear layer, so the gradient is the same
 at every place and Grad-CAM is exactly each token's own share of the logit (before negative shares are cut off).
 S pixels a side.
 """
@@ -34,7 +34,7 @@ Map = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Case:
-    """A finding in a film with the boxes drawn around it; two boxes of one finding are one answer to find."""
+    """A finding in a film with the boxes drawn around it; two boxes of one finding are one target."""
 
     row: int
     label: str
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How a map meets the boxes of a case; ``chance_*`` is what as many pixels thrown blindly would reach."""
+    """How a map meets the boxes of a case; ``chance_*`` is what as many pixels placed at random would reach."""
 
     hit: float  # 1 when the highest pixel lies inside
     chance_hit: float
@@ -58,7 +58,7 @@ class TokenMap(nn.Module):
     """A classifier whose tokens of one depth pass through ``picture`` as (B, D, rows, columns)."""
 
     def __init__(self, model: Classifier, after: int | None = None) -> None:
-        """``after`` so many blocks; None is behind the last block and the last norm."""
+        """``after`` is a number of blocks; None: after the last block and the last norm."""
         super().__init__()
         self.model, self.picture = model, nn.Identity()
         depth = len(model.encoder.blocks)
@@ -75,11 +75,13 @@ class TokenMap(nn.Module):
         tokens = encoder.levels(self.model.normalise(images), [self.after])[0]
         rows, columns = grid_of(images.shape[-2], images.shape[-1], encoder.patch_size)
         channels_first = tokens[:, 1:].transpose(1, 2).reshape(len(images), -1, rows, columns)
-        seen = self.picture(channels_first).flatten(2).transpose(1, 2)
+        image_tokens = self.picture(channels_first).flatten(2).transpose(1, 2)
         if self.after < len(encoder.blocks) and isinstance(encoder, VisionTransformer):
-            rest = run_blocks([*encoder.blocks][self.after :], torch.cat([tokens[:, :1], seen], dim=1), False)
-            seen = encoder.norm(rest)[:, 1:]
-        logits: Tensor = self.model.head(seen.mean(dim=1))
+            all_tokens = run_blocks(
+                [*encoder.blocks][self.after :], torch.cat([tokens[:, :1], image_tokens], dim=1), False
+            )
+            image_tokens = encoder.norm(all_tokens)[:, 1:]
+        logits: Tensor = self.model.head(image_tokens.mean(dim=1))
         return logits
 
 
@@ -108,7 +110,7 @@ def find_cases(films: Films, rows: Rows, labels: Sequence[str]) -> list[Case]:
 
 
 def _placed(films: Films, row: int, box: Box) -> tuple[float, float, float, float] | None:
-    """A box of the film as it was, in the square film as it is seen."""
+    """A box of the original film, in coordinates of the square film."""
     if films.fit == "squash":
         return box.x, box.y, box.w, box.h
     height, width = _original_shape(films.manifest, row)
@@ -158,9 +160,9 @@ def _iou(answer: Mask, inside: Mask) -> float:
 
 
 def _blind_iou(answer: float, inside: float) -> float:
-    """Expected overlap over expected union of two shares of the film that know nothing of each other."""
-    both = answer * inside
-    return both / (answer + inside - both)
+    """Expected overlap over expected union of two independent shares of the film."""
+    overlap = answer * inside
+    return overlap / (answer + inside - overlap)
 
 
 def case_maps(

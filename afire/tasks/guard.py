@@ -1,7 +1,7 @@
 """Films that are not new: leaks between the subsets of a task stop it; test films that pre-training saw are reported.
 
 A leak is one patient, or one and the same film, in two subsets. Pre-training sees films without their labels but, as it
-takes normal ones only, it sees one class: test films among them are told apart from the others by being familiar.
+takes normal ones only, it sees one class: test films among them differ from the others by being familiar.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def check_no_leaks(manifest: Manifest, subsets: Subsets, digests: pd.Series | No
     owner = pd.Series("", index=range(len(manifest)), dtype="object")
     for subset, rows in subsets.items():
         owner.iloc[rows] = subset
-    used = owner != ""
+    in_use = owner != ""
     _refuse(
         manifest,
-        owner[used],
-        manifest.table["patient"][used],
+        owner[in_use],
+        manifest.table["patient"][in_use],
         "{count:,} patients have films in more than one subset (patient {key}: {first} in {subset}, {second} in "
         "{other}); split by patient with `afire data split`.",
     )
-    copies = (film_digests(manifest) if digests is None else digests)[used]
+    copies = (film_digests(manifest) if digests is None else digests)[in_use]
     _refuse(
         manifest,
-        owner[used][copies != ""],
+        owner[in_use][copies != ""],
         copies[copies != ""],
         "{count:,} films have exact copies in another subset ({first} in {subset} is {second} in {other}); "
         "remove one of each, or give copies the same patient id and split again.",
@@ -121,9 +121,9 @@ def film_digests(manifest: Manifest) -> pd.Series:
         return manifest.table[DIGEST].astype(str)
     keys = pd.Series([_size(manifest, row) for row in range(len(manifest))], dtype="object")
     doubtful = keys.duplicated(keep=False) & (keys != "")
-    for read in (_ends, sha256_file):
+    for digest in (_ends, sha256_file):
         for row in np.flatnonzero(doubtful).tolist():
-            keys.iloc[row] = f"{keys.iloc[row]} {read(manifest.path(row))}"
+            keys.iloc[row] = f"{keys.iloc[row]} {digest(manifest.path(row))}"
         doubtful &= keys.duplicated(keep=False)
     return keys.where(doubtful, "")
 
@@ -140,7 +140,7 @@ def _size(manifest: Manifest, row: int) -> str:
     try:
         return str(manifest.path(row).stat().st_size)
     except OSError:
-        return ""  # the reader will say what is wrong with it
+        return ""  # the reader reports what is wrong with it
 
 
 def group_copies(manifest: Manifest, digests: pd.Series) -> Manifest:

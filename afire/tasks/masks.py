@@ -84,8 +84,8 @@ def mask_cells(manifest: Manifest, config: MaskConfig) -> tuple[str, list[str | 
             f"no film has a mask in column {config.column if config.column != 'auto' else ' or '.join(AUTO)}; "
             "choose the column with --mask-column."
         )
-    own = config.column in ("auto", *AUTO)
-    return str(manifest.info.get("mask", "mask")) if own else config.column.removeprefix(META_PREFIX), masks
+    is_default = config.column in ("auto", *AUTO)
+    return str(manifest.info.get("mask", "mask")) if is_default else config.column.removeprefix(META_PREFIX), masks
 
 
 def _find_column(manifest: Manifest, name: str) -> str:
@@ -153,7 +153,7 @@ def choose(
     overlaps_BTA: Floats,
     truth_B: Floats,
     thresholds: Sequence[float],
-    least: Sequence[float],
+    min_areas: Sequence[float],
     by: By,
 ) -> Choice:
     """The pair with the best mean Dice; of equals the threshold nearest to a half, then the smallest area, wins.
@@ -161,14 +161,14 @@ def choose(
     ``all``: Dice over all films. ``both``: the mean of that and of Dice over films with a mask. Where most films have
     none, a network that has learnt little is best when it says nothing at all, and only ``both`` sees it learn.
     """
-    whole = areas_BTA + truth_B[:, None, None]
-    dice_BTA = np.divide(2 * overlaps_BTA, whole, out=np.ones(whole.shape), where=whole > 0)
+    total = areas_BTA + truth_B[:, None, None]
+    dice_BTA = np.divide(2 * overlaps_BTA, total, out=np.ones(total.shape), where=total > 0)
     value_TA, positive = dice_BTA.mean(axis=0), truth_B > 0
     if by == "both" and positive.any():
         value_TA = (value_TA + dice_BTA[positive].mean(axis=0)) / 2
-    pairs = [(t, a) for t in range(len(thresholds)) for a in range(len(least))]
-    t, a = min(pairs, key=lambda pair: (-value_TA[pair], abs(thresholds[pair[0]] - 0.5), least[pair[1]]))
-    return Choice(round(thresholds[t], 6), least[a], float(value_TA[t, a]))
+    pairs = [(t, a) for t in range(len(thresholds)) for a in range(len(min_areas))]
+    t, a = min(pairs, key=lambda pair: (-value_TA[pair], abs(thresholds[pair[0]] - 0.5), min_areas[pair[1]]))
+    return Choice(round(thresholds[t], 6), min_areas[a], float(value_TA[t, a]))
 
 
 def component_sizes(inside: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[Floats, Floats]:
@@ -178,14 +178,14 @@ def component_sizes(inside: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tupl
     return areas, np.bincount(components.ravel(), truth.ravel())[1:].astype(np.float64)
 
 
-def without_small_components(masks: NDArray[np.bool_], least: float) -> NDArray[np.bool_]:
+def without_small_components(masks: NDArray[np.bool_], min_pixels: float) -> NDArray[np.bool_]:
     """Masks (B, S, S) without connected components of fewer than ``least`` pixels."""
-    if least <= 0:
+    if min_pixels <= 0:
         return masks
-    kept = np.zeros_like(masks)
+    result = np.zeros_like(masks)
     for number, mask in enumerate(masks):
         components, _ = label(mask)
-        large = np.bincount(components.ravel()) >= least
+        large = np.bincount(components.ravel()) >= min_pixels
         large[0] = False  # what lies outside
-        kept[number] = large[components]
-    return kept
+        result[number] = large[components]
+    return result

@@ -36,8 +36,8 @@ def accuracy(scores_N: Floats, truth_N: Floats, threshold: float) -> float:
 def f1(scores_N: Floats, truth_N: Floats, threshold: float) -> float:
     """Harmonic mean of precision and recall at ``threshold``; 0 when nothing is found and nothing is there."""
     predicted, positive = scores_N >= threshold, truth_N == 1
-    whole = predicted.sum() + positive.sum()
-    return float(2 * (predicted & positive).sum() / whole) if whole else 0.0
+    total = predicted.sum() + positive.sum()
+    return float(2 * (predicted & positive).sum() / total) if total else 0.0
 
 
 def ranking_values(scores_N: Floats, positive_N: NDArray[np.bool_], weights_BN: Floats) -> tuple[Floats, Floats]:
@@ -55,12 +55,12 @@ def ranking_values(scores_N: Floats, positive_N: NDArray[np.bool_], weights_BN: 
     hits_so_far, called_so_far = np.cumsum(hits, axis=1), np.cumsum(called, axis=1)
     positives = hits_so_far[:, -1]
     negatives = called_so_far[:, -1] - positives
-    both = (positives > 0) & (negatives > 0)
-    won = np.einsum("bn,bn->b", called - hits, hits_so_far - hits / 2)
-    area = np.divide(won, positives * negatives, out=np.full(len(both), np.nan), where=both)
+    defined = (positives > 0) & (negatives > 0)
+    wins = np.einsum("bn,bn->b", called - hits, hits_so_far - hits / 2)
+    area = np.divide(wins, positives * negatives, out=np.full(len(defined), np.nan), where=defined)
     precision = np.divide(hits_so_far, called_so_far, out=called, where=called_so_far > 0)
     gained = np.einsum("bn,bn->b", hits, precision)
-    return area, np.divide(gained, positives, out=np.full(len(both), np.nan), where=both)
+    return area, np.divide(gained, positives, out=np.full(len(defined), np.nan), where=defined)
 
 
 def best_threshold(scores_N: Floats, truth_N: Floats) -> float:
@@ -76,8 +76,8 @@ def best_threshold(scores_N: Floats, truth_N: Floats) -> float:
     ends = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])  # the last film of each distinct score
     hits, called = np.cumsum(positive[order])[ends], ends + 1
     best = int(np.argmax(2 * hits / (called + positive.sum())))
-    here = scores[order][ends[best]]
-    return float((here + scores[order][ends[best + 1]]) / 2) if best + 1 < len(ends) else float(here)
+    score = scores[order][ends[best]]
+    return float((score + scores[order][ends[best + 1]]) / 2) if best + 1 < len(ends) else float(score)
 
 
 def best_thresholds(scores_NC: Floats, truth_NC: Floats) -> Floats:
@@ -106,15 +106,15 @@ def _label_values(scores: Floats, positive: NDArray[np.bool_], threshold: float,
         return dict.fromkeys(METRICS, undefined)
     predicted = scores >= threshold
     positives, negatives = weights @ positive, weights @ ~positive
-    both = (positives > 0) & (negatives > 0)
-    right, hits = weights @ (predicted == positive), weights @ (predicted & positive)
+    defined = (positives > 0) & (negatives > 0)
+    correct, hits = weights @ (predicted == positive), weights @ (predicted & positive)
     called = weights @ predicted
     area, precision = ranking_values(scores, positive, weights)
     return {
         "auc": area,
         "average_precision": precision,
-        "accuracy": np.divide(right, positives + negatives, out=undefined.copy(), where=both),
-        "f1": np.divide(2 * hits, called + positives, out=undefined.copy(), where=both),
+        "accuracy": np.divide(correct, positives + negatives, out=undefined.copy(), where=defined),
+        "f1": np.divide(2 * hits, called + positives, out=undefined.copy(), where=defined),
     }
 
 
@@ -137,8 +137,8 @@ def patient_draws(
     at_once = max(1, _ENTRIES_AT_ONCE // max(len(patient), films, 1))
     for start in range(0, draws, at_once):
         block = min(at_once, draws - start)
-        drawn = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)
-        yield drawn[:, patient].astype(np.float64)
+        counts = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=block)
+        yield counts[:, patient].astype(np.float64)
 
 
 def bootstrap(
@@ -218,14 +218,14 @@ def t_test(first: Sequence[float], second: Sequence[float], equal_variance: bool
 
 def dice(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> Floats:
     """Dice (N,) of masks (N, H, W); empty on empty is 1."""
-    overlap, whole = _overlap(predicted, truth)
-    return np.divide(2 * overlap, whole, out=np.ones(len(whole)), where=whole > 0)
+    overlap, total = _overlap(predicted, truth)
+    return np.divide(2 * overlap, total, out=np.ones(len(total)), where=total > 0)
 
 
 def iou(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> Floats:
     """Intersection over union (N,) of masks (N, H, W); empty on empty is 1."""
-    overlap, whole = _overlap(predicted, truth)
-    return np.divide(overlap, whole - overlap, out=np.ones(len(whole)), where=whole > 0)
+    overlap, total = _overlap(predicted, truth)
+    return np.divide(overlap, total - overlap, out=np.ones(len(total)), where=total > 0)
 
 
 def _overlap(predicted: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tuple[Floats, Floats]:

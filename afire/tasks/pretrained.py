@@ -3,7 +3,7 @@
 Restorations: each film is shown twice, with synthetic lesions and as it is, with the same tokens hidden from the
 decoder or with nothing hidden. Errors are measured against the film without lesions, in grey levels between 0 and 1.
 
-The atlas says for each place how sure its prototype is and which patches it deems typical. How close a patch is to a
+The atlas gives for each place the entropy of its prototype and the patches nearest to it. How close a patch is to a
 prototype is the Hellinger distance between its cluster probabilities q and the prototype c: 0 for equal ones, 1 for
 ones that share no cluster. q is the teacher's, balanced by Sinkhorn-Knopp over all films of the atlas as it is in
 training: prototypes are means of such q, and a plain softmax would lie far from all of them.
@@ -75,14 +75,14 @@ def restore_films(model: Method, images: Tensor, rows: Rows, seed: int) -> Resto
     hidden = token_labels(mask, model.patch_size)
     inputs = {"lesioned": lesioned, "normal": images}
     outputs = {}
-    for name, given in inputs.items():
+    for name, batch in inputs.items():
         for way, behind in (("z_mask", hidden), ("all_seen", None)):
             # Normalised by the clean film's numbers, which are those the decoder learnt to answer in.
-            outputs[name, way] = _grey(model.picture(model.restore(given, behind), like=images))
+            outputs[name, way] = _grey(model.picture(model.restore(batch, behind), like=images))
     grid = grid_of(images.shape[-2], images.shape[-1], model.patch_size)
     return Restored(
         _grey(images),
-        {name: _grey(given) for name, given in inputs.items()},
+        {name: _grey(batch) for name, batch in inputs.items()},
         outputs,
         hidden.view(-1, *grid).cpu().numpy(),
     )
@@ -110,9 +110,9 @@ def restoration_errors(model: Method, films: Films, rows: Rows, seed: int, devic
     )
 
 
-def _mean_where(values: Floats, where: NDArray[np.bool_]) -> Floats:
-    count = where.sum(axis=(1, 2))
-    total = (values * where).sum(axis=(1, 2))
+def _mean_where(values: Floats, mask: NDArray[np.bool_]) -> Floats:
+    count = mask.sum(axis=(1, 2))
+    total = (values * mask).sum(axis=(1, 2))
     means: Floats = np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
     return means
 
@@ -158,7 +158,7 @@ def build_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int, device: to
     typical, typical_place = _typical(affinity_NLL, place_NL)
     entropy = torch.special.entr(prototypes).sum(1) / np.log(prototypes.shape[1])
     probability, cluster = prototypes.max(dim=1)
-    own, near = _at_home(best_place_NL if place_NL is None else place_NL.gather(1, best_place_NL), grid)
+    home, near = _at_home(best_place_NL if place_NL is None else place_NL.gather(1, best_place_NL), grid)
     return Atlas(
         grid=grid,
         clusters=prototypes.shape[1],
@@ -174,14 +174,14 @@ def build_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int, device: to
         typical_patches=_patches(
             films, rows, typical[:, None].cpu(), typical_place[:, None].cpu(), model.patch_size
         ).squeeze(1),
-        own_place=own.double().cpu().numpy(),
+        own_place=home.double().cpu().numpy(),
         near_place=near.double().cpu().numpy(),
         mean_film=mean_film,
     )
 
 
 def _check_atlas(model: AFiRe, films: Films, rows: Rows, nearest: int) -> None:
-    _ = model.prototypes  # says so when there are none
+    _ = model.prototypes  # raises an error when there are none
     if model.config.losses.contrast == "feature":
         raise UserError("this run contrasts features (losses.contrast is feature) and has no clusters to show.")
     if films.size != model.config.image.size:
@@ -250,10 +250,10 @@ def standardised(images: Tensor) -> Tensor:
 
 def _patches(films: Films, rows: Rows, numbers_Lk: Tensor, places_Lk: Tensor, patch_size: int) -> NDArray[np.float32]:
     """The patches (L, k, p, p) of the given films (numbers into ``rows``) at the given places."""
-    used, where = torch.unique(numbers_Lk, return_inverse=True)
+    film_numbers, index = torch.unique(numbers_Lk, return_inverse=True)
     cut = torch.empty(*numbers_Lk.shape, patch_size, patch_size)
-    for number, film in enumerate(used.tolist()):
+    for number, film in enumerate(film_numbers.tolist()):
         patches = patchify(standardised(films.batch([int(rows[film])])), patch_size)[0]
-        chosen = where == number
-        cut[chosen] = patches[places_Lk[chosen]].view(-1, patch_size, patch_size)
+        mask = index == number
+        cut[mask] = patches[places_Lk[mask]].view(-1, patch_size, patch_size)
     return cut.numpy()

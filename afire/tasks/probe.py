@@ -23,10 +23,11 @@ from sklearn.linear_model import LogisticRegression
 
 from afire.config import Config
 from afire.data.keys import Seen
+from afire.data.manifest import task_labels
 from afire.data.pack import Films, config_for, open_films
 from afire.data.splits import Split
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate, task_labels
+from afire.tasks.evaluate import Scores, check_classes, classification_result, evaluate
 from afire.tasks.features import (
     TRIVIAL,
     data_content_hash,
@@ -294,31 +295,35 @@ PROBES: dict[Method, Callable[[Subsets], Probed]] = {"linear": linear_probe, "kn
 def knn_scores(train_ND: Floats, truth_NC: Floats, queries_MD: Floats, ks: Sequence[int]) -> dict[int, Floats]:
     """For each k the votes (M, C) of the k nearest training films; rows are unit vectors.
 
-    A neighbour votes with weight exp(cosine / 0.07) where its label is known; where none is, the label's share in
-    training answers.
+    A neighbour votes with weight exp(cosine / 0.07) where its label is known; where none is, the vote is
+    the label's share in training.
     """
-    most = max(ks)
+    largest_k = max(ks)
     blocks: dict[int, list[Floats]] = {k: [] for k in ks}
     known = ~np.isnan(truth_NC)
     values = np.where(known, truth_NC, 0.0)
     fallback = _shares(truth_NC)
     for start in range(0, len(queries_MD), _ROWS_AT_ONCE):
         cosine = queries_MD[start : start + _ROWS_AT_ONCE] @ train_ND.T
-        nearest = np.argpartition(-cosine, most - 1, axis=1)[:, :most] if most < len(train_ND) else _all(cosine)
+        nearest = (
+            np.argpartition(-cosine, largest_k - 1, axis=1)[:, :largest_k]
+            if largest_k < len(train_ND)
+            else _all(cosine)
+        )
         order = np.argsort(-np.take_along_axis(cosine, nearest, axis=1), axis=1, kind="stable")
         nearest = np.take_along_axis(nearest, order, axis=1)
         closeness = np.take_along_axis(cosine, nearest, axis=1)
         weight = np.exp((closeness - closeness[:, :1]) / _TEMPERATURE)  # of the nearest 1: only ratios count
         for k in ks:
-            first, share = nearest[:, :k], weight[:, :k, None]
-            voters = (share * known[first]).sum(axis=1)
-            votes = (share * values[first]).sum(axis=1)
+            neighbours, share = nearest[:, :k], weight[:, :k, None]
+            voters = (share * known[neighbours]).sum(axis=1)
+            votes = (share * values[neighbours]).sum(axis=1)
             blocks[k].append(np.where(voters > 0, votes / np.where(voters > 0, voters, 1.0), fallback))
     return {k: np.concatenate(scores) for k, scores in blocks.items()}
 
 
 class _Logistic:
-    """One label's logistic regression; it starts each fit from the last. A label with one class answers its share."""
+    """One label's logistic regression; it starts each fit from the last. A label with one class scores its share."""
 
     def __init__(self, features: Floats, truth: Floats) -> None:
         self.features, self.truth = features, truth
@@ -365,8 +370,8 @@ def _unit_rows(features: Floats) -> Floats:
 def _mean_auc(scores: Floats, truth: Floats) -> float:
     """Mean AUC of the labels that have both classes, chance where none has."""
     values = [m.auc(scores[:, c], truth[:, c]) for c in range(scores.shape[1])]
-    known = [value for value in values if not np.isnan(value)]
-    return float(np.mean(known)) if known else 0.5
+    defined = [value for value in values if not np.isnan(value)]
+    return float(np.mean(defined)) if defined else 0.5
 
 
 def _shares(truth_NC: Floats) -> Floats:

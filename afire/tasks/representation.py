@@ -24,12 +24,12 @@ import torch
 from numpy.typing import NDArray
 
 from afire.config import Config
-from afire.data.manifest import Manifest
+from afire.data.manifest import Manifest, task_labels
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.nn.vit import Grid
 from afire.settings import changed
-from afire.tasks.evaluate import bootstrap_means, task_labels
+from afire.tasks.evaluate import bootstrap_means
 from afire.tasks.features import feature_batches
 from afire.tasks.results import Estimate, Rows, estimate
 from afire.weights import RANDOM, FileWeights, RandomWeights, Weights, open_weights
@@ -57,11 +57,11 @@ def load_backbones(
     if not weights:
         raise UserError("a figure needs at least one --weights.")
     opened = {label: open_weights(source, network=network, seed=seed) for label, source in weights.items()}
-    known = sorted(
+    candidates = sorted(
         (backbone for backbone in opened.values() if not isinstance(backbone, RandomWeights)),
         key=lambda backbone: not backbone.brings_settings,
     )
-    config = config or next((backbone.config for backbone in known), None)
+    config = config or next((backbone.config for backbone in candidates), None)
     return {
         label: backbone
         if backbone.brings_settings
@@ -74,8 +74,8 @@ def _completed(backbone: Weights, config: Config | None) -> Config | None:
     """The settings, with the architecture of a file that has another."""
     if config is None or not isinstance(backbone, FileWeights) or backbone.architecture.fits(config):
         return config
-    said = backbone.architecture.settings()
-    return changed(config, {**said, "image": {**said["image"], "size": config.image.size}})
+    architecture = backbone.architecture.settings()
+    return changed(config, {**architecture, "image": {**architecture["image"], "size": config.image.size}})
 
 
 def describe_backbone(backbone: Weights) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def film_classes(manifest: Manifest, rows: Rows, labels: Sequence[str] | None, m
     classes = [_class_name(names, combinations[c], normal[number == i]) for i, c in enumerate(order)]
     if len(classes) < 2:
         raise UserError(f"all films of this subset are {classes[0]!r}; a map needs at least two classes: try --labels.")
-    kept = number >= 0
-    return Classes(classes, rows[known][kept], number[kept], int((~kept).sum()), int((~known).sum()))
+    in_class = number >= 0
+    return Classes(classes, rows[known][in_class], number[in_class], int((~in_class).sum()), int((~known).sum()))
 
 
 def _class_name(names: Sequence[str], present_C: Floats, normal: Floats) -> str:
@@ -152,12 +152,12 @@ def unit_vectors(features_ND: NDArray[np.float32]) -> Floats:
     return unit
 
 
-def tsne_map(unit_ND: Floats, perplexity: float, seed: int, what: str = "films") -> Floats:
+def tsne_map(unit_ND: Floats, perplexity: float, seed: int, points: str = "films") -> Floats:
     """A map (N, 2) of unit vectors by t-SNE, begun from their first two principal components."""
     fewest = int(3 * perplexity) + 1
     if len(unit_ND) < fewest:
         raise UserError(
-            f"t-SNE with perplexity {perplexity:g} needs at least {fewest} {what}, but there are {len(unit_ND)}; "
+            f"t-SNE with perplexity {perplexity:g} needs at least {fewest} {points}, but there are {len(unit_ND)}; "
             f"lower --perplexity (to {max((len(unit_ND) - 1) // 3, 1)} or less) or give more films."
         )
     from sklearn.manifold import TSNE
@@ -304,13 +304,13 @@ def following(
     mean, std = tokens_N9D.mean(axis=(0, 1)), tokens_N9D.std(axis=(0, 1)) + 1e-8
     centres_9D = _unit(((tokens_N9D - mean) / std).mean(axis=0))
     counts = np.zeros(3)
-    for down, right, shown, anatomy in moves:
+    for down, right, landmarks, anatomy in moves:
         moved = landmark_tokens(backbone, ShiftedFilms(films, down, right), rows, places.tokens(grid), device)
-        nearest = (_unit((moved[:, shown] - mean) / std) @ centres_9D.T).argmax(axis=-1)
-        at_place, of_anatomy = nearest == shown, nearest == anatomy
+        nearest = (_unit((moved[:, landmarks] - mean) / std) @ centres_9D.T).argmax(axis=-1)
+        at_place, of_anatomy = nearest == landmarks, nearest == anatomy
         counts += [at_place.sum(), of_anatomy.sum(), (~at_place & ~of_anatomy).sum()]
-    place, by_anatomy, other = (counts / counts.sum()).tolist()
-    return Following(place, by_anatomy, other)
+    place, by_anatomy, neither = (counts / counts.sum()).tolist()
+    return Following(place, by_anatomy, neither)
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -67,7 +67,7 @@ class Run:
         return f"seed-{self.seed}" if self.fold is None else f"seed-{self.seed}-fold-{self.fold}"
 
     def result(self, weights_hash: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> RunResult:
-        """What is kept of it: its weights, what was chosen on validation, and its metrics on the test films."""
+        """Its record: its weights, what was chosen on validation, and its metrics on the test films."""
         return RunResult(
             name=self.name,
             seed=self.seed,
@@ -118,8 +118,8 @@ def _splits(manifest: Manifest, grouped: Manifest, split: Split | None, seed: in
     if split is not None:
         return [split]
     if folds:
-        drawn = fold_splits(grouped, folds, _VAL_SHARE)
-        return [_ungroup(manifest, grouped, fold, "all", fold.method) for fold in drawn]
+        splits = fold_splits(grouped, folds, _VAL_SHARE)
+        return [_ungroup(manifest, grouped, fold, "all", fold.method) for fold in splits]
     if (manifest.table["split"] == "train").any():
         carved = official_split(grouped, _VAL_SHARE, seed)
         return [_ungroup(manifest, grouped, carved, "listed", carved.method)]
@@ -136,8 +136,8 @@ def _list_subsets(manifest: Manifest, split: Split) -> Manifest:
 
 def _ungroup(manifest: Manifest, grouped: Manifest, split: Split, scope: Scope, method: Mapping[str, Any]) -> Split:
     """A split of grouped patients as a split of the manifest's own."""
-    own, group = manifest.table["patient"], grouped.table["patient"]
-    patients = {subset: sorted(own[group.isin(list(ids))].unique()) for subset, ids in split.patients.items()}
+    patient, group = manifest.table["patient"], grouped.table["patient"]
+    patients = {subset: sorted(patient[group.isin(list(ids))].unique()) for subset, ids in split.patients.items()}
     return make_split(manifest, patients, scope, method)
 
 
@@ -205,13 +205,17 @@ class Result:
 
     @property
     def seen_text(self) -> str:
-        """What pre-training saw of the test films, for people; empty where there was none, or nobody asked."""
-        seen = self.seen.get("pretraining", {})
-        if not seen:
+        """What pre-training saw of the test films, as text; empty where there was none, or it was not checked."""
+        pretraining = self.seen.get("pretraining", {})
+        if not pretraining:
             return ""
-        if seen["answer"] == "unknown":
-            return f"whether it saw {seen['unknown']:,} of {seen['films']:,} test films is not known"
-        return f"saw {seen['seen']:,} of {seen['films']:,} test films" if seen["seen"] else "saw none of the test films"
+        if pretraining["answer"] == "unknown":
+            return f"whether it saw {pretraining['unknown']:,} of {pretraining['films']:,} test films is not known"
+        return (
+            f"saw {pretraining['seen']:,} of {pretraining['films']:,} test films"
+            if pretraining["seen"]
+            else "saw none of the test films"
+        )
 
     @property
     def drawn_over(self) -> str:
@@ -233,9 +237,9 @@ def test_patients(manifest: Manifest, rows: NDArray[np.int64]) -> dict[str, int]
 def estimate(values: Sequence[float], bootstrap_B: np.ndarray | None = None) -> Estimate:
     """Summarise the values of the runs, with the interval of bootstrap values of their mean."""
     numbers = np.asarray(values, np.float64)
-    known = numbers[~np.isnan(numbers)]
-    mean = float(known.mean()) if len(known) else math.nan
-    sd = float(known.std(ddof=1)) if len(known) > 1 else math.nan
+    defined = numbers[~np.isnan(numbers)]
+    mean = float(defined.mean()) if len(defined) else math.nan
+    sd = float(defined.std(ddof=1)) if len(defined) > 1 else math.nan
     low, high = interval(bootstrap_B) if bootstrap_B is not None else (math.nan, math.nan)
     return Estimate(mean, sd, low, high, [float(value) for value in numbers])
 

@@ -1,11 +1,11 @@
 """Segmentation: an encoder with a light decoder learns one mask; Dice over all films and over those with a mask.
 
 The decoder reads tokens of several depths. The deepest are a coarse map; every stage doubles its sides with an
-up-convolution and adds what a shallower depth says about the same places. Nothing but tokens is read, so that the masks
+up-convolution and adds the map of a shallower depth. Nothing but tokens is read, so that the masks
 measure the representation and not a second network on pixels.
 
 The threshold and the smallest area are chosen on validation films: connected components of a prediction that are
-smaller are dropped. Early stopping, which asks after every epoch, applies the area to the whole prediction, which is
+smaller are dropped. Early stopping, which checks every epoch, applies the area to the whole prediction, which is
 cheap. Masks are compared at the size of the films.
 
 Shapes: B films, G x G tokens, D width of the encoder, w width of a stage, S pixels a side, T thresholds, A areas.
@@ -34,7 +34,7 @@ from afire.errors import UserError
 from afire.nn.residual import Trunk
 from afire.nn.vit import Normalise, grid_of, initialise
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Evaluation, bootstrap_means, classification_result
+from afire.tasks.evaluate import Evaluation, bootstrap_means
 from afire.tasks.experiment import Experiment, Finished, claimed_folders, complete_run, fresh_encoder, open_bench
 from afire.tasks.features import predict
 from afire.tasks.masks import (
@@ -79,12 +79,12 @@ class Reading(nn.Module):
 class Stage(nn.Module):
     """A map (B, w, G, G) to twice its sides, (B, w', 2G, 2G), with a shallower map added where there is one."""
 
-    def __init__(self, width: int, new: int) -> None:
+    def __init__(self, width: int, out_width: int) -> None:
         super().__init__()
-        # A 2 x 2 up-convolution of stride 2, written as what it is: a linear map of each place to four.
-        self.up = nn.Conv2d(width, 4 * new, kernel_size=1)
-        self.norm = nn.GroupNorm(math.gcd(new, 8), new)
-        self.mix = nn.Conv2d(new, new, kernel_size=3, padding=1)
+        # A 2 x 2 up-convolution of stride 2, written as a linear map of each place to four.
+        self.up = nn.Conv2d(width, 4 * out_width, kernel_size=1)
+        self.norm = nn.GroupNorm(math.gcd(out_width, 8), out_width)
+        self.mix = nn.Conv2d(out_width, out_width, kernel_size=3, padding=1)
 
     def forward(self, coarse: Tensor, shallower: Tensor | None) -> Tensor:
         fine = F.pixel_shuffle(self.up(coarse), 2)
@@ -102,11 +102,11 @@ class SegDecoder(nn.Module):
         doublings = _doublings(patch_size, config.finest)
         widths = [max(config.width >> number, min(_SMALLEST_WIDTH, config.width)) for number in range(doublings + 1)]
         self.deepest = Reading(tokens, widths[0], normalised=True)
-        # Depths beyond the number of stages are read at the coarse end, so that none is read in vain.
+        # Depths beyond the number of stages are read at the coarse end, so that none is unused.
         self.readings = nn.ModuleList(
             Reading(tokens, widths[min(number + 1, doublings)], normalised=False) for number in range(levels - 1)
         )
-        self.stages = nn.ModuleList(Stage(width, new) for width, new in pairwise(widths))
+        self.stages = nn.ModuleList(Stage(width, out_width) for width, out_width in pairwise(widths))
         self.logits = nn.Conv2d(widths[-1], 1, kernel_size=1)
 
     def forward(self, levels: Sequence[Tensor], grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
@@ -114,9 +114,9 @@ class SegDecoder(nn.Module):
         shallower = [reading(level, grid) for reading, level in zip(self.readings, levels[-2::-1], strict=True)]
         features = self.deepest(levels[-1], grid)
         for number, stage in enumerate(self.stages):
-            last = number == len(self.stages) - 1
-            here = shallower[number:] if last else shallower[number : number + 1]
-            features = stage(features, torch.stack(here).sum(0) if here else None)
+            is_last = number == len(self.stages) - 1
+            maps = shallower[number:] if is_last else shallower[number : number + 1]
+            features = stage(features, torch.stack(maps).sum(0) if maps else None)
         logits: Tensor = self.logits(features)
         return F.interpolate(logits, size, mode="bilinear", align_corners=False)
 
@@ -187,11 +187,11 @@ class MaskObjective:
         weights = self.config.losses
         if weights.dice:
             inside, truth = outputs.sigmoid().flatten(1), targets.flatten(1)
-            overlap, whole = (inside * truth).sum(1), inside.sum(1) + truth.sum(1)
-            losses["dice"] = weights.dice * (1 - (2 * overlap + _SMOOTH) / (whole + _SMOOTH)).sum()
+            overlap, total = (inside * truth).sum(1), inside.sum(1) + truth.sum(1)
+            losses["dice"] = weights.dice * (1 - (2 * overlap + _SMOOTH) / (total + _SMOOTH)).sum()
         if weights.cross_entropy:
-            each = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
-            losses["cross_entropy"] = weights.cross_entropy * each.flatten(1).mean(1).sum()
+            pixel_losses = F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
+            losses["cross_entropy"] = weights.cross_entropy * pixel_losses.flatten(1).mean(1).sum()
         return losses
 
     def keep(self, outputs: Tensor, rows: Rows) -> Tensor:
@@ -206,32 +206,32 @@ class MaskObjective:
         areas = counts.flip(-1).cumsum(-1).flip(-1)[..., 1:]
         return torch.cat([areas[0], areas[1], truth.sum(1, keepdim=True)], dim=1)
 
-    def score(self, kept: NDArray[Any], rows: Rows) -> float:
+    def score(self, summaries: NDArray[Any], rows: Rows) -> float:
         steps = len(self.thresholds)
-        areas_BT1, overlaps_BT1 = kept[:, :steps, None], kept[:, steps : 2 * steps, None]
+        areas_BT1, overlaps_BT1 = summaries[:, :steps, None], summaries[:, steps : 2 * steps, None]
         large = areas_BT1 >= np.array(self.areas) * self.masks.size**2
-        counts = (areas_BT1 * large, overlaps_BT1 * large, kept[:, -1])
+        counts = (areas_BT1 * large, overlaps_BT1 * large, summaries[:, -1])
         return choose(*counts, self.thresholds.tolist(), self.areas, "both").value
 
     def keep_components(self, outputs: Tensor, rows: Rows) -> Tensor:
         """(B, 2TA + 1): what :meth:`keep` counts, for every smallest area of a connected component."""
         probabilities, truth = outputs.sigmoid()[:, 0].cpu().numpy(), self.masks.read(rows)
-        least = np.array(self.areas) * self.masks.size**2
-        counts = np.zeros((2, len(outputs), len(self.thresholds), len(least)), np.float32)
+        min_pixels = np.array(self.areas) * self.masks.size**2
+        counts = np.zeros((2, len(outputs), len(self.thresholds), len(min_pixels)), np.float32)
         for film, threshold in np.ndindex(len(outputs), len(self.thresholds)):
             inside = probabilities[film] >= self.thresholds[threshold].item()
             areas, overlaps = component_sizes(inside, truth[film])
-            large = areas[:, None] >= least
+            large = areas[:, None] >= min_pixels
             counts[:, film, threshold] = areas @ large, overlaps @ large
         flat = counts.reshape(2, len(outputs), -1)
         sums = truth.reshape(len(truth), -1).sum(axis=1, dtype=np.float32)
         return torch.from_numpy(np.concatenate([flat[0], flat[1], sums[:, None]], axis=1))
 
-    def choose_components(self, kept: NDArray[Any]) -> Choice:
+    def choose_components(self, summaries: NDArray[Any]) -> Choice:
         """The best pair for what :meth:`keep_components` kept."""
-        pairs = (len(kept), len(self.thresholds), len(self.areas))
-        areas, overlaps = (half.reshape(pairs) for half in np.split(kept[:, :-1], 2, axis=1))
-        return choose(areas, overlaps, kept[:, -1], self.thresholds.tolist(), self.areas, self.config.choice.by)
+        pairs = (len(summaries), len(self.thresholds), len(self.areas))
+        areas, overlaps = (half.reshape(pairs) for half in np.split(summaries[:, :-1], 2, axis=1))
+        return choose(areas, overlaps, summaries[:, -1], self.thresholds.tolist(), self.areas, self.config.choice.by)
 
 
 class Segmentation:
@@ -274,27 +274,23 @@ def run_segment(experiment: Experiment, config: SegmentConfig) -> Iterator[tuple
     seen, seen_notes = bench.seen(next(iter(plans.values())))  # the test films are those of every fraction
     with claimed_folders(bench, plans):
         films_used = [rows for runs in plans.values() for run in runs for rows in run.rows.values()]
-        used = np.unique(np.concatenate(films_used))
-        masks = load_masks(films, used, cells, config.masks)
+        rows_used = np.unique(np.concatenate(films_used))
+        masks = load_masks(films, rows_used, cells, config.masks)
         task = Segmentation(films, masks, config)
         without = int((~known).sum())
         notes = [f"{without:,} of {len(known):,} films have no mask and were left out"] if without else []
         for fraction, runs in plans.items():
             finished = [complete_run(bench, task, run, fraction) for run in runs]
             evaluation = evaluate_masks(manifest, masks, finished, target, config.bootstrap)
-            result = classification_result(
+            result = bench.result(
                 evaluation,
+                runs,
+                config,
                 task="segment",
                 method="segmentation",
-                name=experiment.name or f"{bench.backbones.name}, {target}",
-                data=bench.data,
-                manifest=manifest,
-                planned=runs,
-                weights_name=bench.backbones.name,
-                weights_report=bench.backbones.report,
+                title=target,
                 labels=[target],
                 fraction=fraction,
-                config=bench.settings(config),
                 notes=[*seen_notes, *notes],
                 seen=seen,
             )
@@ -321,10 +317,13 @@ def evaluate_masks(
     tests = [frame for frame in frames if frame["part"].iloc[0] == "test"]
     values = [{name: frame[VALUE + name].to_numpy(np.float64) for name in METRICS} for frame in tests]
     patients = [frame["patient"].to_numpy(dtype=object) for frame in tests]
-    drawn = bootstrap_means(values, patients, np.random.default_rng(_BOOTSTRAP_SEED), draws)
+    bootstraps = bootstrap_means(values, patients, np.random.default_rng(_BOOTSTRAP_SEED), draws)
     means = [{name: _mean(column) for name, column in run.items()} for run in values]
-    metrics = {name: estimate([run[name] for run in means], drawn[name]) for name in METRICS}
-    runs = [one.run.result(one.weights_hash, one.chosen, mean) for one, mean in zip(finished, means, strict=True)]
+    metrics = {name: estimate([run[name] for run in means], bootstraps[name]) for name in METRICS}
+    runs = [
+        outcome.run.result(outcome.weights_hash, outcome.chosen, mean)
+        for outcome, mean in zip(finished, means, strict=True)
+    ]
     return Evaluation(runs, metrics, {target: metrics}, pd.concat(frames, ignore_index=True))
 
 
@@ -355,5 +354,5 @@ def _frame(manifest: Manifest, masks: Masks, finished: Finished, subset: str) ->
 
 
 def _mean(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    defined = values[~np.isnan(values)]
+    return float(defined.mean()) if len(defined) else float("nan")

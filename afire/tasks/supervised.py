@@ -64,8 +64,8 @@ class Objective(Protocol):
         """What validation keeps of each film, (B, ...)."""
         ...
 
-    def score(self, kept: NDArray[Any], rows: Rows) -> float:
-        """The validation result of what was kept of the films of ``rows``."""
+    def score(self, summaries: NDArray[Any], rows: Rows) -> float:
+        """The validation result of the films of ``rows``, from what :meth:`keep` kept of them."""
         ...
 
 
@@ -188,8 +188,8 @@ class Supervised(Trainer):
     def end_epoch(self, epoch: int) -> None:
         """The validation result of an epoch; every process comes to the same one, because all see all answers."""
         objective = self.job.objective
-        kept = predict(self.model, self.job.films, self.job.val, self.accelerator, objective.keep)
-        value = objective.score(kept, self.job.val)
+        summaries = predict(self.model, self.job.films, self.job.val, self.accelerator, objective.keep)
+        value = objective.score(summaries, self.job.val)
         better = self.best is None or value > self.best["value"]
         self.stale = 0 if better else self.stale + 1
         if better:
@@ -209,7 +209,7 @@ class Supervised(Trainer):
         return {"best": self.best, "stale": self.stale}
 
     def result(self, ending: Ending) -> Learnt:
-        """What the run came to; a finished one has its best weights back."""
+        """The outcome of the run; the model of a finished one holds its best weights again."""
         best = self.best or {"value": float("nan"), "epoch": 0}
         if not ending.signal:
             file = _best_file(self.job.out, best["step"])
@@ -227,16 +227,16 @@ def _best_file(out: Path, step: int) -> Path:
 
 def _forget_unused_best(out: Path) -> None:
     """Remove best weights that no checkpoint names: a resume from any of those must find its own."""
-    named = set()
+    in_use = set()
     for path in (out / CHECKPOINTS).glob("step-*/state.json"):
         try:
             best = json.loads(path.read_text(encoding="utf-8"))["best"]
         except (OSError, ValueError, KeyError):
             continue  # a truncated checkpoint, which no resume will use
         if best is not None:
-            named.add(_best_file(out, best["step"]))
+            in_use.add(_best_file(out, best["step"]))
     for file in out.glob("best-*.safetensors"):
-        if file not in named:
+        if file not in in_use:
             file.unlink()
 
 

@@ -119,16 +119,19 @@ def test_a_candidate_is_trained_then_judged(tmp_path: Path) -> None:
     given = search.arguments().parse_args(words)
     training = search.Train(search.Candidate("x", "x", {}, 128, 0), SEARCHES["search"], given)
     judge = search.Judge(training)
-    assert judge.needs == (training.name,) and not training.is_begun() and "--resume" not in training.command(0).words
+    assert (
+        judge.needs == (training.name,) and not training.is_begun() and "--resume" not in training.command(0).arguments
+    )
     (training.folder / "run").mkdir()
     (training.folder / "run" / "config.yaml").touch()
-    assert training.command(0).words[-1] == "--resume"
+    assert training.command(0).arguments[-1] == "--resume"
     for _ in range(2):
         training.ended(Ended(143, 9.0, 60.0, stopped=True))
     assert json.loads((training.folder / "seconds.json").read_text()) == 120 and not training.is_done()
     command = judge.command(0)
     assert (
-        command.module.endswith("search.py") and search.arguments().parse_args(command.words).judge == training.folder
+        command.module.endswith("search.py")
+        and search.arguments().parse_args(command.arguments).judge == training.folder
     )
     (training.folder / "judged.json").write_text("{}")
     assert training.is_done() and judge.is_done()

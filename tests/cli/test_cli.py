@@ -1,4 +1,4 @@
-"""The command line's manners: quick help, one sentence for a mistake, exit codes."""
+"""The command line's manners: quick help, one message for a mistake, exit codes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_users_mistake_is_one_line_on_standard_error() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_a_sentence() -> None:
+def test_a_full_disk_is_a_message() -> None:
     code = (
         "import errno, sys\nimport afire.cli as cli\n"
         "@cli.app.command('fill')\n"
@@ -100,7 +100,7 @@ def test_a_full_disk_is_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("below", ["", "below", "below/it"])
-def test_an_out_that_is_a_file_is_a_sentence(tmp_path: Path, below: str) -> None:
+def test_an_out_that_is_a_file_is_a_message(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")
     done = afire("config", "--out", str(tmp_path / "file" / below / "settings.yaml"))
     assert done.returncode == 2 and done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1

@@ -112,7 +112,7 @@ def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
         (["eval", "--model", "gone", "--data", "PACK", "--out", "OUT"], "gone holds no detector"),
         (["fit", "--weights", "random", "--data", "PACK", "--out", "OUT"], "add --preset"),
@@ -129,10 +129,10 @@ def test_patchcore_from_fit_to_report_and_export(films: Path, tmp_path: Path) ->
         ),
     ],
 )
-def test_mistakes_are_one_sentence(films: Path, tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_mistakes_are_one_message(films: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     places = {"PACK": str(films), "OUT": str(tmp_path / "out")}
     done = CliRunner().invoke(app, ["detect", *(places.get(word, word) for word in arguments)])
-    assert isinstance(done.exception, UserError) and sentence in str(done.exception)
+    assert isinstance(done.exception, UserError) and message in str(done.exception)
     assert list(tmp_path.iterdir()) == []
 
 

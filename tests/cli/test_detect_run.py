@@ -1,4 +1,4 @@
-"""`afire detect run` from the command line: files in, results and a page out, one sentence for a mistake."""
+"""`afire detect run` from the command line: files in, results and a page out, one message for a mistake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.tasks.conftest import films, packed  # noqa: F401 - fixtures
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Some films, one of them with the name of a formula, a DICOM film and a torn file."""
+    """Some films, one of them with the name of a formula, a DICOM film and a truncated file."""
     rng = np.random.default_rng(1)
     films_folder = tmp_path / "films"
     films_folder.mkdir()
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
         coarse = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
         coarse.resize((48, 40), Image.Resampling.BICUBIC).save(films_folder / name)
     dicom_film(films_folder / "c.dcm")
-    (films_folder / "torn.png").write_bytes(b"\x89PNG torn")
+    (films_folder / "truncated.png").write_bytes(b"\x89PNG truncated")
     return films_folder
 
 
@@ -44,11 +44,11 @@ def invoke(*words: object) -> str:
 def test_a_folder_becomes_results_pictures_and_a_page(folder: Path, model: Path, tmp_path: Path) -> None:  # noqa: F811
     out = tmp_path / "out"
     said = invoke(folder, "--model", model, "--out", out, "--dicom-out", "sc")
-    assert "Research software, not a medical device." in said and "torn.png" in said and "report.html" in said
+    assert "Research software, not a medical device." in said and "truncated.png" in said and "report.html" in said
     stored = json.loads((out / "results.json").read_text(encoding="utf-8"))
     by_file = {film["file"]: film for film in stored["films"]}
-    assert set(by_file) == {"a.png", "b.jpg", "=1+1.png", "c.dcm", "torn.png"}
-    assert by_file["torn.png"]["status"] == "unreadable"
+    assert set(by_file) == {"a.png", "b.jpg", "=1+1.png", "c.dcm", "truncated.png"}
+    assert by_file["truncated.png"]["status"] == "unreadable"
     with (out / "results.csv").open(newline="", encoding="utf-8") as stream:
         assert "'=1+1.png" in {row["file"] for row in csv.DictReader(stream)}
     for film in stored["films"]:
@@ -104,15 +104,15 @@ def test_no_pictures_and_an_own_rate(folder: Path, model: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (["--resume", "--force"], "give one of them"),
         (["--dicom-out", "pm"], "--dicom-out 'pm' is not a list of sc, sr, seg, gsps"),
         (["--false-alarms", "2"], "between 0 and 1"),
     ],
 )
-def test_mistakes(folder: Path, model: Path, tmp_path: Path, words: list[str], sentence: str) -> None:  # noqa: F811
-    with pytest.raises(UserError, match=sentence):
+def test_mistakes(folder: Path, model: Path, tmp_path: Path, words: list[str], message: str) -> None:  # noqa: F811
+    with pytest.raises(UserError, match=message):
         invoke(folder, "--model", model, "--out", tmp_path / "out", *words)
     assert not (tmp_path / "out").exists()
 

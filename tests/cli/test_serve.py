@@ -1,4 +1,4 @@
-"""`afire serve` as users start it: one sentence for a mistake, SIGTERM ends it with 143 after what waits is done."""
+"""`afire serve` as users start it: one message for a mistake, SIGTERM ends it with 143 after what waits is done."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_service_until_sigterm(model: Path, pacs: Pacs, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (["--bind", "0.0.0.0"], "--insecure"),
         (["--health-bind", "0.0.0.0"], "--insecure"),
@@ -60,11 +60,11 @@ def test_a_service_until_sigterm(model: Path, pacs: Pacs, tmp_path: Path) -> Non
         (["--aet", "much too long for a title"], "--aet"),
     ],
 )
-def test_mistakes(tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_mistakes(tmp_path: Path, words: list[str], message: str) -> None:
     defaults = {"--allow": "A@127.0.0.1", "--send": "dimse:B@127.0.0.1:104"}
     given = {**defaults, **dict(zip(words[::2], words[1::2], strict=True))}
     options = [word for pair in given.items() for word in pair]
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=message):
         CliRunner().invoke(
             app,
             ["serve", "--model", str(tmp_path), "--spool", str(tmp_path / "spool"), *options],

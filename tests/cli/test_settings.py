@@ -9,8 +9,17 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from afire.cli import app
-from afire.cli.settings import ABLATE, DETECT, FINETUNE, NETWORK, PRETRAIN, SEGMENT, Owner, sort_settings
-from afire.cli.studies import sorted_settings
+from afire.cli.settings import (
+    ABLATE,
+    DETECT,
+    FINETUNE,
+    NETWORK,
+    PRETRAIN,
+    SEGMENT,
+    Owner,
+    sort_settings,
+    sorted_settings,
+)
 from afire.errors import UserError
 
 

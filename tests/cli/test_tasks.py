@@ -1,4 +1,4 @@
-"""The commands that train on labels: from options to settings, and mistakes as sentences."""
+"""The commands that train on labels: from options to settings, and mistakes as messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_settings_of_a_task_are_printed_as_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         (["--seeds", "a"], "--seeds 'a' is not a list of whole numbers"),
         (["--fraction", "0"], "--fraction '0' is not a list of percentages"),
@@ -43,8 +43,8 @@ def test_settings_of_a_task_are_printed_as_yaml(tmp_path: Path) -> None:
         (["--set", "encoder.widht=3"], "did you mean encoder.width, of `afire pretrain`?"),
     ],
 )
-def test_mistakes_are_sentences(words: list[str], sentence: str, tmp_path: Path) -> None:
+def test_mistakes_are_messages(words: list[str], message: str, tmp_path: Path) -> None:
     start = ["finetune", "--weights", "random", "--data", str(tmp_path), "--out", str(tmp_path / "out")]
     with pytest.raises(UserError) as error:
         CliRunner().invoke(app, [*start, *words], catch_exceptions=False)
-    assert sentence in str(error.value)
+    assert message in str(error.value)

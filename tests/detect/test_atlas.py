@@ -81,7 +81,7 @@ def test_patches_are_kept_only_where_asked_and_never_go_into_a_bundle(films: Pac
 def test_a_detector_of_the_version_before_has_none(model: Path, tmp_path: Path) -> None:
     assert NormalAtlas.load(tmp_path) is None
     assert "mean" in load_file(model / MEAN_FILE)
-    (tmp_path / MEAN_FILE).write_bytes(b"torn")
+    (tmp_path / MEAN_FILE).write_bytes(b"truncated")
     with pytest.raises(UserError, match="fit the detector again"):
         NormalAtlas.load(tmp_path)
 

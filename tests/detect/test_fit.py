@@ -15,7 +15,7 @@ from afire.data.keys import Seen, films_seen
 from afire.data.manifest import make_manifest
 from afire.data.pack import DecodedFilms, PackedFilms, open_manifest
 from afire.detect.base import SETTINGS, TENSORS, AnomalyDetector, FitTask, load_detector
-from afire.detect.calibrate import asked_scores
+from afire.detect.calibrate import parse_scores
 from afire.detect.fit import (
     adaptation,
     detect_settings,
@@ -219,10 +219,10 @@ def test_wrong_films_are_refused(detector: AnomalyDetector) -> None:
 
 def test_names_of_scores() -> None:
     known = MapDetector.meanings
-    assert asked_scores("auto", known) is None
-    assert asked_scores("gaussian + surprise", known) == ["gaussian", "surprise"]
+    assert parse_scores("auto", known) is None
+    assert parse_scores("gaussian + surprise", known) == ["gaussian", "surprise"]
     with pytest.raises(UserError, match="twice"):
-        asked_scores("gaussian+gaussian", known)
+        parse_scores("gaussian+gaussian", known)
 
 
 def test_settings_change_one_by_one() -> None:

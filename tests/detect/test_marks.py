@@ -65,7 +65,7 @@ def test_the_apostrophe_of_a_guarded_name_is_taken_away(cell: str, name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("lines", "header", "sentence"),
+    ("lines", "header", "message"),
     [
         ([], "image,patient", "no column 'file'; --labels takes the marks.csv"),
         ([], HEADER, "holds no marks"),
@@ -76,8 +76,8 @@ def test_the_apostrophe_of_a_guarded_name_is_taken_away(cell: str, name: str) ->
         (["a.png,agree"], HEADER, "line 2: the line ends before the column 'verdict'"),
     ],
 )
-def test_mistakes(tmp_path: Path, lines: list[str], header: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence) as raised:
+def test_mistakes(tmp_path: Path, lines: list[str], header: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
         read_marks(marks_file(tmp_path, *lines, header=header))
     assert str(raised.value).count("\n") == 0
 

@@ -50,7 +50,7 @@ def test_labels_lie_where_something_was_drawn() -> None:
     model = with_donors(DefectFinder(config(augment=STILL, clean=0.0)))
     films = draw(8)
     keys = Keys(0, 0, 0, ROWS)
-    change = (model.drawn(films, keys) - films).abs()
+    change = (model.with_defects(films, keys) - films).abs()
     labels = model.views(films, keys)["labels"]
     assert labels.shape == (8, 1, SIZE // 4, SIZE // 4) and labels.min() >= 0 and labels.max() <= 1
     places = torch.nn.functional.avg_pool2d(change, 4)
@@ -64,7 +64,7 @@ def test_films_are_clean_hazy_or_pasted_by_their_shares(clean: float, haze: floa
     model = with_donors(DefectFinder(config(clean=clean, haze=haze)))
     films = draw(1).expand(300, -1, -1, -1)
     keys = Keys(0, 0, 0, torch.arange(300))
-    drawn = model.drawn(films, keys)
+    drawn = model.with_defects(films, keys)
     changed = (drawn != films).flatten(1).any(1)
     assert abs(changed.float().mean() - (1 - clean)) < 0.1
     darker = (drawn < films - 1e-3).flatten(1).any(1)
@@ -161,7 +161,7 @@ def test_the_score_is_the_mean_of_the_map_and_the_peak_its_highest_tenth(phantom
     detector = NSA(NSA.config_of(task.config, task.settings, 64), task.settings)
     images = phantoms.batch([0, 1, 2])
     with torch.inference_mode():
-        said = detector.model.said(images)
+        said = detector.model.abnormality(images)
         examined = detector.examine(images, restore=False)
     assert said.shape == (3, 1, SIZE // 4, SIZE // 4) and detector.grid == (SIZE // 8, SIZE // 8)
     np.testing.assert_allclose(examined.scores["mean"], said.mean(dim=(1, 2, 3)), rtol=1e-5)

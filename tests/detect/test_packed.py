@@ -80,7 +80,7 @@ def test_an_altered_film_is_listed_and_the_others_are_scored(packed: Path, model
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "message"),
     [
         ((), "give films to score"),
         (("FOLDER", "--data", "PACK"), "give films to score"),
@@ -89,12 +89,12 @@ def test_an_altered_film_is_listed_and_the_others_are_scored(packed: Path, model
         (("--data", "OTHER"), "films of 48 px, the detector takes 32 px"),
     ],
 )
-def test_mistakes(packed: Path, model: Path, tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
+def test_mistakes(packed: Path, model: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     other = tmp_path / "other"
     if "OTHER" in words:
         manifest = read_manifest(packed / "manifest.parquet")
         pack(manifest.where(manifest.table["split"] == "test"), other, PackSettings(size=48), workers=1)
     places = {"FOLDER": packed.parent / "films", "PACK": packed, "OTHER": other}
     given = [places.get(word, word) for word in words]
-    assert sentence in run(*given, "--model", model, "--out", tmp_path / "out")
+    assert message in run(*given, "--model", model, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -25,7 +25,7 @@ FILMS = 12
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Smooth films in two folders, and a torn, an empty, a blank and a coloured file."""
+    """Smooth films in two folders, and a truncated, an empty, a blank and a coloured file."""
     rng = np.random.default_rng(0)
     films = tmp_path / "films"
     (films / "below").mkdir(parents=True)
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
         coarse.resize((40, 48), Image.Resampling.BICUBIC).save(
             films / ("below" if number % 2 else ".") / f"{number}.png"
         )
-    (films / "torn.png").write_bytes((films / "0.png").read_bytes()[:60])
+    (films / "truncated.png").write_bytes((films / "0.png").read_bytes()[:60])
     (films / "empty.jpg").touch()
     (films / "notes.txt").write_text("not a film")
     Image.new("L", (40, 40), 90).save(films / "blank.png")
@@ -54,7 +54,7 @@ def by_name(results: list[FilmResult]) -> dict[str, FilmResult]:
 def test_every_file_has_a_line(detector: AnomalyDetector, folder: Path) -> None:
     found = by_name(run_detector(task(detector, folder)))
     assert len(found) == FILMS + 4
-    assert {name for name, one in found.items() if one.status == "unreadable"} == {"torn.png", "empty.jpg"}
+    assert {name for name, one in found.items() if one.status == "unreadable"} == {"truncated.png", "empty.jpg"}
     assert found["empty.jpg"].objections == ("is empty (0 bytes); copy it again or leave it out.",)
     assert found["blank.png"].status == found["colour.png"].status == "out of domain"
     assert "colour" in found["colour.png"].objections[0] and "blank" in found["blank.png"].objections[0]
@@ -157,7 +157,7 @@ def test_a_stopped_run_goes_on_and_looks_at_nothing_twice(detector: AnomalyDetec
     done = len(journal.read_text().splitlines()) - 1
     assert 0 < done < len(whole)
     with journal.open("a") as stream:
-        stream.write('{"number": 3, "fil')  # torn by the kill
+        stream.write('{"number": 3, "fil')  # truncated by the kill
     again: list[str] = []
 
     def draw(drawing: Drawing) -> Drawn:

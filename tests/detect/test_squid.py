@@ -120,7 +120,7 @@ def test_a_patch_is_drawn_from_memory_and_its_neighbours_and_from_nothing_else()
 def test_the_masked_shortcut_shows_the_patch_itself() -> None:
     learner = networks()
     images = drawn_films()
-    seen = learner.seen(images)
+    seen = learner.as_inputs(images)
     views = learner.views(images, Keys(0, 0, 0, torch.arange(3)))
     features = each(learner.encoder, cut(seen, 2))
     inpainted, _ = learner.inpainting(features)
@@ -129,7 +129,7 @@ def test_the_masked_shortcut_shows_the_patch_itself() -> None:
         error = learner({**views, "inpainted": mask})["error"]
         picture = learner.student(joined(source, 2)).tanh()
         torch.testing.assert_close(error, (picture - seen).square().mean(dim=(1, 2, 3)))
-    torch.testing.assert_close(learner.drawn(seen), learner.student(joined(inpainted, 2)).tanh())
+    torch.testing.assert_close(learner.draw(seen), learner.student(joined(inpainted, 2)).tanh())
 
 
 def test_shortcuts_follow_from_seed_step_and_film_alone() -> None:
@@ -204,7 +204,7 @@ def test_the_score_is_in_deviations_of_normal_films(films: PackedFilms, tmp_path
     assert isinstance(detector, SQUID)
     model, images = detector.model, films.batch(range(len(films)))
     with torch.inference_mode():
-        pictures = model.drawn(images * 2 - 1)
+        pictures = model.draw(images * 2 - 1)
         ratings = model.discriminator(pictures)[:, 0].double().numpy()
     fit = detection_subsets(films.manifest, None, task.settings.seed, task.settings.held_out).fit
     assert detector.mean.item() == pytest.approx(ratings[fit].mean(), abs=1e-5)

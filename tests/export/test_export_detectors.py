@@ -197,7 +197,7 @@ def test_where_an_encoder_is_expected_one_sentence_says_what_it_is(
     source: str, normal_films: PackedFilms, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     path, data, out = request.getfixturevalue(source), normal_films.folder, tmp_path / "out"
-    sentence = (
+    message = (
         f"{path} holds the detector aeu alone, whose networks are its own; give a pre-training run, a bundle of one, "
         "or a file of a ViT."
     )
@@ -210,7 +210,7 @@ def test_where_an_encoder_is_expected_one_sentence_says_what_it_is(
         fit,
         (*fit, "--method", "patchcore"),
     ):
-        assert refused(*words) == sentence, words
+        assert refused(*words) == message, words
     with pytest.raises(UserError, match="whose networks are its own"):
         start_from(path)
     assert not any(tmp_path.iterdir()), "nothing half written"

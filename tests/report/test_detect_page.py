@@ -17,8 +17,8 @@ from PIL import Image
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import FilmResult, ranked, rule_of
 from afire.report import detect_files
-from afire.report.detect_files import NOTHING, region_names
-from afire.report.detect_page import visible, write_detect_page
+from afire.report.detect_files import NOTHING, region_names, visible
+from afire.report.detect_page import write_detect_page
 from afire.report.detect_pictures import KINDS
 from tests.detect_page_parts import HOSTILE, MODEL, REGIONS, make_results, report_of, rows_of
 
@@ -54,7 +54,7 @@ def test_names_of_films_are_not_in_the_page_and_are_plain_data_beside_it(page: s
     assert not any(name.startswith("on") for _, name, _ in seen.attributes)
     assert "<b>model" not in page and "alert(" not in page and "gnp.exe" not in page
     rows = rows_of(written)
-    assert {row[1] for row in rows} == {visible(name) for name in (*HOSTILE, "hand.png", "torn.dcm")}
+    assert {row[1] for row in rows} == {visible(name) for name in (*HOSTILE, "hand.png", "truncated.dcm")}
     spelt = next(row for row in rows if "gnp.exe" in row[1])
     assert spelt[1] == "\\u202egnp.exe\\u2066.png" and spelt[10] == HOSTILE[4], "shown as it is, marked by its name"
     assert len(rows[0]) == 10, "a name that needs no spelling is there once"

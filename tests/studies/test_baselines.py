@@ -98,7 +98,7 @@ def test_test_films_come_after_all_pretrainings(study: Baselines) -> None:
         for method in study.methods
     }
     steps = plan_steps(study, trainings, ("--device", "cpu"))
-    kinds = [step.words[0] for step in steps]
+    kinds = [step.arguments[0] for step in steps]
     assert kinds[:12] == ["pretrain"] * 12 and "pretrain" not in kinds[12:]
     names = [step.name for step in steps]
     assert names[:4] == ["flops-afire-0", "flops-mae-0", "flops-genesis-0", "epochs-afire-0"]
@@ -119,13 +119,16 @@ def test_in_turn_a_method_is_finished_before_the_next(study: Baselines) -> None:
     study = replace(study, in_turn=True, lengths=study.lengths[:1], tasks=["probe", "gaussian"])
     trainings = {("flops", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
     steps = plan_steps(study, trainings)  # type: ignore[arg-type]
-    kinds = [f"{step.words[0]} {step.words[1]}" if step.words[0] == "detect" else step.words[0] for step in steps]
+    kinds = [
+        f"{step.arguments[0]} {step.arguments[1]}" if step.arguments[0] == "detect" else step.arguments[0]
+        for step in steps
+    ]
     row = ["probe", "detect fit", "detect fit", "detect eval"]
     trivial = ["probe"] * 3
     assert kinds == ["pretrain"] * 2 + trivial + row + (["pretrain"] * 2 + row) * 2
     assert len({step.name for step in steps}) == len(steps)
     plain = plan_steps(replace(study, in_turn=False), trainings)  # type: ignore[arg-type]
-    assert {step.name: step.words for step in plain} == {step.name: step.words for step in steps}
+    assert {step.name: step.arguments for step in plain} == {step.name: step.arguments for step in steps}
 
 
 def test_a_study_goes_on_from_its_records(study: Baselines) -> None:
@@ -136,7 +139,7 @@ def test_a_study_goes_on_from_its_records(study: Baselines) -> None:
     hashes = step_hashes(steps, study.out)
     for step in steps:
         StepFile("done", hashes[step.name], step.command, 1.0).write(study.out, step.name)
-        if step.makes is not None and step.words[0] == "probe":
+        if step.makes is not None and step.arguments[0] == "probe":
             step.makes.parent.mkdir(parents=True, exist_ok=True)
             step.makes.touch()
     assert done_steps(steps, study.out, hashes) == {step.name for step in steps}
@@ -170,7 +173,7 @@ def test_all_methods_start_from_one_file(study: Baselines, packed: Path, tmp_pat
         settings={"pretrain": plain},
         start=str(start),
         start_all=True,
-        said=said,
+        weights_settings=said,
     )
     frozen = replace(study, settings={"pretrain": [*plain, "training.frozen_blocks=1"]})
     free, held = (plan_training(each, "mae", study.lengths[0]) for each in (study, frozen))
@@ -183,7 +186,7 @@ def test_all_methods_start_from_one_file(study: Baselines, packed: Path, tmp_pat
     random = steps["beside-random-probe-0-1"].command
     assert "--set encoder.width=24" in random and "--set encoder.size=null" in random and "image.size=64" not in random
     alone = {step.name: step for step in plan_steps(replace(study, start_all=False), trainings)}  # type: ignore[arg-type]
-    assert "--init" in alone["epochs-imagenet-0"].words and "--init" not in alone["epochs-mae-0"].words
+    assert "--init" in alone["epochs-imagenet-0"].arguments and "--init" not in alone["epochs-mae-0"].arguments
     study = replace(study, fractions=[50, 100])
     for method in study.methods:
         for percent in study.fractions:

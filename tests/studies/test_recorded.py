@@ -140,7 +140,7 @@ def test_another_command_or_other_films_are_refused(tmp_path: Path) -> None:
     run([step], tmp_path)
     run([replace(step, machine=("--device", "cuda"))], tmp_path)  # another machine is no other study
     with pytest.raises(UserError, match=r"step one .* `epochs=3`, and would now be run with `epochs=4`"):
-        run([replace(step, words=("a", "--set", "epochs=4", "--data", str(film)))], tmp_path)
+        run([replace(step, arguments=("a", "--set", "epochs=4", "--data", str(film)))], tmp_path)
     film.write_text("b")
     with pytest.raises(UserError, match="other films or weights"):
         run([step], tmp_path)

@@ -60,7 +60,7 @@ def test_every_planned_command_is_understood(on: str, quick: bool, tmp_path: Pat
         assert set(step.needs) <= set(names[:number]), step.name
         parse(step)
         for word in step.resume:
-            parse(replace(step, words=(*step.words, word)))
+            parse(replace(step, arguments=(*step.arguments, word)))
 
 
 def test_the_papers_protocol_is_five_folds_three_ratios_three_seeds(tmp_path: Path) -> None:
@@ -188,7 +188,10 @@ def test_settings_go_to_the_steps_they_name(tmp_path: Path) -> None:
     assert "--set training.epochs=2" in steps["pretrain-0"] and "--set training.epochs=8" in steps["table1"]
     assert "--set training.epochs=1" in steps["finetune"] and "training.epochs=6" not in steps["finetune"]
     assert "--set adapt.epochs=0" in steps["detect-0"]
-    assert PAPER.changed(preset="small").preset == "small" and PHANTOM.changed(preset="small").words("pretrain") == ()
+    assert (
+        PAPER.changed(preset="small").preset == "small"
+        and PHANTOM.changed(preset="small").set_arguments("pretrain") == ()
+    )
     with pytest.raises(UserError, match="quick as it is"):
         scale_for("phantom", quick=True)
 

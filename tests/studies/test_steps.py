@@ -102,10 +102,10 @@ def test_time_left_follows_the_cost(tmp_path: Path) -> None:
     run_steps(steps, told.append)
     assert steps[0].how is not None
     done = [event for event in told if event.kind == "done"]
-    assert done[0].left == pytest.approx(3 * steps[0].how.seconds) and done[1].left is None
+    assert done[0].seconds_left == pytest.approx(3 * steps[0].how.seconds) and done[1].seconds_left is None
     told.clear()
     run_steps([Program(tmp_path / "b", "a", cost=1.0), Program(tmp_path / "b", "b")], told.append)
-    assert all(event.left is None for event in told)  # of the second nobody knows
+    assert all(event.seconds_left is None for event in told)  # of the second nobody knows
 
 
 def test_lines_count_what_was_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

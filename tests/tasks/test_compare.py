@@ -9,10 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from afire.data.manifest import task_labels
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.tasks.compare import compare
-from afire.tasks.evaluate import Scores, classification_result, evaluate, task_labels
+from afire.tasks.evaluate import Scores, classification_result, evaluate
 from afire.tasks.results import Estimate, Result, plan_runs, read_result, write_result
 
 

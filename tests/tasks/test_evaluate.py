@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from afire.data.manifest import task_labels
 from afire.data.pack import PackedFilms
 from afire.tasks import metrics as m
-from afire.tasks.evaluate import Scores, bootstrap_means, evaluate, task_labels
+from afire.tasks.evaluate import Scores, bootstrap_means, evaluate
 from afire.tasks.results import plan_runs
 
 

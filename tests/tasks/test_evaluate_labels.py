@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from afire.data.manifest import Manifest, make_manifest
+from afire.data.manifest import Manifest, make_manifest, task_labels
 from afire.errors import UserError
-from afire.tasks.evaluate import check_classes, task_labels
+from afire.tasks.evaluate import check_classes
 
 
 def manifest(**columns: list[float]) -> Manifest:

@@ -45,14 +45,14 @@ def test_shards_one_by_one_then_the_finish(packed: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("more", "sentence"),
+    ("more", "message"),
     [
         (["--engine", "ray"], "add --shards"),
         (["--finish", "--shard", "0/2"], "leave out --shard"),
         (["--shard", "2/2"], "counted from 0"),
     ],
 )
-def test_mistakes(packed: Path, tmp_path: Path, more: list[str], sentence: str) -> None:
+def test_mistakes(packed: Path, tmp_path: Path, more: list[str], message: str) -> None:
     words = ["embed", "--weights", "random", "--data", packed, *ENCODER, "--out", tmp_path / "f.parquet"]
-    assert sentence in afire(*words, *more)
+    assert message in afire(*words, *more)
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ draw_restorations(Path("restorations"), "runs/nih", Path("packs/nih"))
 draw_atlas(Path("atlas"), "runs/nih", Path("packs/nih"))
 draw_auc(Path("auc"), {"AFiRe": Path("results/nih"), "random": Path("results/random")})
 
-Knows what tasks measure; knows no training.
+Knows the measurements of tasks; knows no training.
 """
 
 from afire.report.figures.classifiers import draw_auc, draw_gradcam

@@ -41,7 +41,7 @@ METRICS = {
     "iou_half": "IoU above half of the maximum",
     "iou_share": f"IoU of the highest {100 * SHARE:g} %",
 }
-OTHER_FILMS = 16  # whose maps are laid over each box, to see what a map that knows nothing of the film would reach
+OTHER_FILMS = 16  # whose maps are laid over each box, to see what a map of another film would reach
 
 logger = logging.getLogger("afire")
 
@@ -82,18 +82,18 @@ def draw_gradcam(
             f"({', '.join(labels) or 'none in common'}); Grad-CAM is measured against boxes."
         )
     generator = np.random.default_rng(source.seed)
-    shown = choose_cases(cases, show, generator)
-    others = np.sort(generator.permutation(rows)[:OTHER_FILMS])
+    indices = choose_cases(cases, show, generator)
+    other_films = np.sort(generator.permutation(rows)[:OTHER_FILMS])
     cam_rows, numbers = [], {}
     for label, classifier in classifiers.items():
         logger.info("%s: %s of %s", label, classifier.run, classifier.result.name)
-        own = source.open(classifier.image)
-        maps = case_maps(classifier.model, classifier.labels, own, cases, block, target)
-        meetings = [meet(values, _mask(case, own.size)) for values, case in zip(maps, cases, strict=True)]
-        elsewhere = _elsewhere(classifier, own, cases, others, block, target)
+        own_films = source.open(classifier.image)
+        maps = case_maps(classifier.model, classifier.labels, own_films, cases, block, target)
+        meetings = [meet(values, _mask(case, own_films.size)) for values, case in zip(maps, cases, strict=True)]
+        elsewhere = _elsewhere(classifier, own_films, cases, other_films, block, target)
         estimates = _estimates(films, cases, meetings, source.seed)
         chance = {name: float(np.mean([getattr(m, f"chance_{name}") for m in meetings])) for name in METRICS}
-        cam_rows.append(CamRow(label, maps[shown], [meetings[i] for i in shown], estimates, chance, elsewhere))
+        cam_rows.append(CamRow(label, maps[indices], [meetings[i] for i in indices], estimates, chance, elsewhere))
         numbers[label] = {
             name: {**asdict(estimates[name]), "chance": chance[name], "maps_of_other_films": elsewhere[name]}
             for name in METRICS
@@ -109,34 +109,34 @@ def draw_gradcam(
             "block": block or "last norm",
             "half": HALF,
             "share": SHARE,
-            "other_films": len(others),
+            "other_films": len(other_films),
             "seed": source.seed,
         },
         "shown": [
-            {"image": str(films.manifest.table["image"].iloc[cases[i].row]), "finding": cases[i].label} for i in shown
+            {"image": str(films.manifest.table["image"].iloc[cases[i].row]), "finding": cases[i].label} for i in indices
         ],
         "numbers": numbers,
     }
     with style(print_size=True):
-        pictures = films.batch([cases[i].row for i in shown])[:, 0].numpy()
-        where = f"{data['films']} {subset} films of {data['name']}"
+        pictures = films.batch([cases[i].row for i in indices])[:, 0].numpy()
+        place = f"{data['films']} {subset} films of {data['name']}"
         caption = (
-            f"{boxes} boxes around {len(cases)} findings in {where}; + highest pixel, white line: half of the maximum"
+            f"{boxes} boxes around {len(cases)} findings in {place}; + highest pixel, white line: half of the maximum"
         )
-        known = films.manifest.patient_known.iloc[[case.row for case in cases]].all()
-        over = "patients" if known else "films, patients unknown"
-        return save(stem, cam_figure(pictures, [cases[i] for i in shown], cam_rows, caption, over), record)
+        patients_known = films.manifest.patient_known.iloc[[case.row for case in cases]].all()
+        over = "patients" if patients_known else "films, patients unknown"
+        return save(stem, cam_figure(pictures, [cases[i] for i in indices], cam_rows, caption, over), record)
 
 
 def choose_cases(cases: Sequence[Case], show: int, generator: np.random.Generator) -> list[int]:
     """Cases to show, drawn at random: one of each finding first, then more; never by how well they turned out."""
     order = generator.permutation(len(cases)).tolist()
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     rank = {}
     for index in order:
-        rank[index] = seen[cases[index].label] = seen.get(cases[index].label, -1) + 1
-    chosen = sorted(order, key=lambda index: rank[index])[:show]
-    return sorted(chosen, key=lambda number: (cases[number].label, number))
+        rank[index] = counts[cases[index].label] = counts.get(cases[index].label, -1) + 1
+    selection = sorted(order, key=lambda index: rank[index])[:show]
+    return sorted(selection, key=lambda number: (cases[number].label, number))
 
 
 def _mask(case: Case, size: int) -> NDArray[np.bool_]:
@@ -148,9 +148,11 @@ def _test_rows(
 ) -> tuple[Rows, str | None, str]:
     """The films that no classifier was trained on: their own test films, or a subset of films foreign to them all."""
     # By name, because a pack and the manifest it was made of are the same films with another hash.
-    here = set(films.manifest.table["image"])
-    own = [classifier for classifier in classifiers.values() if not here.isdisjoint(classifier.test_images)]
-    if not own:
+    images = set(films.manifest.table["image"])
+    own_classifiers = [
+        classifier for classifier in classifiers.values() if not images.isdisjoint(classifier.test_images)
+    ]
+    if not own_classifiers:
         rows, split_hash = source.rows(films)
         logger.warning(
             "the classifiers were made on other data; whether these %s films are new to them is not known",
@@ -159,30 +161,32 @@ def _test_rows(
         return rows, split_hash, source.subset
     if source.subset != "test":
         raise UserError("--part: a classifier is shown on its own test films; leave --part out.")
-    allowed = set.intersection(*(set(classifier.test_images) for classifier in own))
+    allowed = set.intersection(*(set(classifier.test_images) for classifier in own_classifiers))
     rows = np.flatnonzero(films.manifest.table["image"].isin(list(allowed)).to_numpy())
     if len(rows) == 0:
         raise UserError("the classifiers have no test film in common; fine-tune them on the same split.")
-    return rows, own[0].result.split_hash, "test"
+    return rows, own_classifiers[0].result.split_hash, "test"
 
 
 def _elsewhere(
     classifier: TrainedClassifier,
     films: Films,
     cases: Sequence[Case],
-    others: Rows,
+    other_films: Rows,
     block: int | None,
     device: torch.device,
 ) -> dict[str, float]:
     """What maps of other patients' films reach on each case's boxes: a finding has its usual place in any film."""
     patients = films.manifest.table["patient"].to_numpy(dtype=object)
-    images = films.batch(others).to(device)
-    known, labels = classifier.labels, {case.label for case in cases}
-    maps = {label: gradcam(classifier.model, images, known.index(label), block) for label in labels}
+    images = films.batch(other_films).to(device)
+    all_labels, labels = classifier.labels, {case.label for case in cases}
+    maps = {label: gradcam(classifier.model, images, all_labels.index(label), block) for label in labels}
     reached: dict[str, list[float]] = {name: [] for name in METRICS}
     for case in cases:
         foreign = [
-            values for values, row in zip(maps[case.label], others, strict=True) if patients[row] != patients[case.row]
+            values
+            for values, row in zip(maps[case.label], other_films, strict=True)
+            if patients[row] != patients[case.row]
         ]
         met = [meet(values, _mask(case, films.size)) for values in foreign]
         for name in METRICS:
@@ -200,10 +204,10 @@ def _estimates(films: Films, cases: Sequence[Case], meetings: Sequence[Meeting],
 def _by_finding(cases: Sequence[Case], meetings: Sequence[Meeting]) -> dict[str, dict[str, float]]:
     means = {}
     for label in sorted({case.label for case in cases}):
-        some = [asdict(m) for m, case in zip(meetings, cases, strict=True) if case.label == label]
+        records = [asdict(m) for m, case in zip(meetings, cases, strict=True) if case.label == label]
         means[label] = {
-            "cases": float(len(some)),
-            **{key: float(np.mean([record[key] for record in some])) for key in some[0]},
+            "cases": float(len(records)),
+            **{key: float(np.mean([record[key] for record in records])) for key in records[0]},
         }
     return means
 
@@ -316,29 +320,29 @@ def draw_auc(
 ) -> FigureFiles:
     """Bars of each finding's metric (AUC), sorted by the first result, with 95 % intervals over test patients."""
     stem = claim(out, "auc", force)
-    read = {label: _read(path) for label, path in results.items()}
-    _check(read, metric, allow_different_films)
+    results_by_label = {label: _read(path) for label, path in results.items()}
+    _check(results_by_label, metric, allow_different_films)
     record: dict[str, Any] = {
         "figure": "auc",
-        "weights": {label: {**result.weights, "result": result.name} for label, result in read.items()},
+        "weights": {label: {**result.weights, "result": result.name} for label, result in results_by_label.items()},
         "data": {
             label: {**result.data, "split_hash": result.split_hash, "test_hash": result.test_hash}
-            for label, result in read.items()
+            for label, result in results_by_label.items()
         },
         "settings": {
             "metric": metric,
-            "runs": {label: [run.name for run in result.runs] for label, result in read.items()},
+            "runs": {label: [run.name for run in result.runs] for label, result in results_by_label.items()},
         },
         "numbers": {
             label: {
                 "mean_of_labels": asdict(result.metrics[metric]),
                 **{name: asdict(row[metric]) for name, row in result.per_label.items()},
             }
-            for label, result in read.items()
+            for label, result in results_by_label.items()
         },
     }
     with style(print_size=True):
-        figure = label_figure(list(read.values()), metric, list(read))
+        figure = label_figure(list(results_by_label.values()), metric, list(results_by_label))
         figure.set_size_inches(DOUBLE, min(figure.get_size_inches()[1], 9.0))
         return save(stem, figure, record)
 
@@ -358,10 +362,10 @@ def _check(results: Mapping[str, Result], metric: str, allow_different_films: bo
     first_label, first = next(iter(results.items()))
     for label, result in results.items():
         if metric not in result.metrics or not result.per_label:
-            known = [name for name in result.metrics if result.per_label]
+            names = [name for name in result.metrics if result.per_label]
             raise UserError(
                 f"the result {label} has no {metric_word(metric)} of single findings"
-                + (f"; it has {', '.join(known)}." if known else ".")
+                + (f"; it has {', '.join(names)}." if names else ".")
             )
         if set(result.labels) != set(first.labels):
             raise UserError(

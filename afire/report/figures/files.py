@@ -51,11 +51,11 @@ def claim(out: Path, name: str, force: bool) -> Path:
 
     ``out`` is that path, with or without one of the endings, or an existing folder, in which the figure is ``name``.
     """
-    named = out.with_suffix("") if out.suffix.lower() in _ENDINGS else out
-    stem = out / name if out.is_dir() else named
-    there = [path for path in _paths(stem) if path.exists()]
-    if there and not force:
-        raise UserError(f"{there[0]} already exists; add --force to replace the figure, or choose another --out.")
+    without_ending = out.with_suffix("") if out.suffix.lower() in _ENDINGS else out
+    stem = out / name if out.is_dir() else without_ending
+    existing = [path for path in _paths(stem) if path.exists()]
+    if existing and not force:
+        raise UserError(f"{existing[0]} already exists; add --force to replace the figure, or choose another --out.")
     return stem
 
 
@@ -65,11 +65,11 @@ def save(stem: Path, figure: Figure, record: Mapping[str, Any]) -> FigureFiles:
     json.unlink(missing_ok=True)
     save_figure(figure, stem, PRINT_DPI)
     state = environment()
-    whole = to_json(
+    content = to_json(
         {"format": FORMAT, **record, "command": state.pop("command"), "environment": state, "note": DISCLAIMER}
     )
-    write_json(json, whole)
-    return FigureFiles(png, pdf, json, whole)
+    write_json(json, content)
+    return FigureFiles(png, pdf, json, content)
 
 
 def _paths(stem: Path) -> tuple[Path, Path, Path]:
@@ -135,19 +135,19 @@ def run_record(run: Weights) -> dict[str, Any]:
 _SUBSET_NAMES = {"all": "", "train": "training ", "val": "validation "}
 
 
-def as_source(source: Source | Path) -> Source:
+def as_source(source: Source | Path, most: int = 1000) -> Source:
     """A path alone is a source with everything else by default."""
-    return source if isinstance(source, Source) else Source(source)
+    return source if isinstance(source, Source) else Source(source, most=most)
 
 
-def films_text(record: dict[str, Any], what: str = "") -> str:
+def films_text(record: dict[str, Any], kind_of_film: str = "") -> str:
     """``300 of 624 test films of childcxr (drawn from seed 0)``."""
     subset = _SUBSET_NAMES.get(record["part"], f"{record['part']} ")
-    kind = f"{what} " if what else ""
+    kind = f"{kind_of_film} " if kind_of_film else ""
     of = record["drawn_from"]
-    drawn = f"{record['films']:,}" if record["films"] == of else f"{record['films']:,} of {of:,}"
+    count = f"{record['films']:,}" if record["films"] == of else f"{record['films']:,} of {of:,}"
     seed = "" if record["films"] == of else f", drawn from seed {record['seed']}"
-    return f"{drawn} {kind}{subset}films of {record['name']}{seed}"
+    return f"{count} {kind}{subset}films of {record['name']}{seed}"
 
 
 _SHORT = {"hit": "pointing game", "iou_half": "IoU, half", "iou_share": "IoU, highest"}
@@ -188,7 +188,7 @@ def _restorations(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]
     rows = [
         [
             f"{name} input, {titles[way]}",
-            *(_text(_thousand(errors[where]["mean"]), 2) for where in ("hidden_tokens", "elsewhere")),
+            *(_text(_thousand(errors[region]["mean"]), 2) for region in ("hidden_tokens", "elsewhere")),
         ]
         for name, ways in numbers.items()
         for way, errors in ways.items()

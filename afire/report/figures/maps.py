@@ -77,19 +77,19 @@ def class_figure(
     figure, axes = _grid(len(panels), columns, 3, legend_height)
     # Film by film in random order: drawn class by class, the last class would hide the others.
     order = np.random.default_rng(seed).permutation(len(classes_N))
-    drawn = [class_style(c) for c in range(len(names))]
+    styles = [class_style(c) for c in range(len(names))]
     for axis, panel in zip(axes, panels, strict=True):
-        _scatter(axis, panel.places, classes_N, drawn, order)
+        _scatter(axis, panel.places, classes_N, styles, order)
         _describe(axis, panel)
     counts = np.bincount(classes_N, minlength=len(names))
     handles = [
         Line2D([], [], linestyle="", marker=marker, color=colour, markersize=4, label=f"{name} ({count:,})")
-        for (colour, marker), name, count in zip(drawn, names, counts, strict=True)
+        for (colour, marker), name, count in zip(styles, names, counts, strict=True)
     ]
-    where: dict[str, Any] = (
+    position: dict[str, Any] = (
         {"loc": "center left", "bbox_to_anchor": (2 / 3, 0.5)} if beside else {"loc": "outside lower left"}
     )
-    figure.legend(handles=handles, ncols=legend_columns, handletextpad=0.2, title=title, alignment="left", **where)
+    figure.legend(handles=handles, ncols=legend_columns, handletextpad=0.2, title=title, alignment="left", **position)
     return figure
 
 
@@ -104,8 +104,8 @@ def landmark_figure(
     for axis, panel in zip(axes[1:], panels, strict=True):
         classes = np.tile(np.arange(9), len(panel.places) // 9)
         order = np.random.default_rng(seed).permutation(len(classes))
-        drawn = [(_ROW_COLOURS[c // 3], _COLUMN_MARKERS[c % 3]) for c in range(9)]
-        _scatter(axis, panel.places, classes, drawn, order, size=5)
+        styles = [(_ROW_COLOURS[c // 3], _COLUMN_MARKERS[c % 3]) for c in range(9)]
+        _scatter(axis, panel.places, classes, styles, order, size=5)
         for c in range(9):
             middle = np.median(panel.places[classes == c], axis=0)
             _number(axis, middle[0], middle[1], c)
@@ -131,15 +131,15 @@ def _scatter(
     axis: Axes,
     places: Floats,
     classes: NDArray[np.int64],
-    drawn: Sequence[tuple[str, str]],
+    styles: Sequence[tuple[str, str]],
     order: NDArray[np.int64],
     size: float = 7,
 ) -> None:
     # matplotlib draws one marker a call: ten slices of each class in turn keep the order nearly random.
-    for some in np.array_split(order, 12):
-        for c, (colour, marker) in enumerate(drawn):
-            shown = some[classes[some] == c]
-            x, y = places[shown].T
+    for batch in np.array_split(order, 12):
+        for c, (colour, marker) in enumerate(styles):
+            indices = batch[classes[batch] == c]
+            x, y = places[indices].T
             axis.scatter(x, y, s=size, c=colour, marker=marker, alpha=0.75, linewidths=0)
     axis.set(xticks=[], yticks=[])
     axis.set_box_aspect(1)
@@ -233,9 +233,9 @@ def draw_tsne(
     backbones = load_backbones(weights, config, network, source.seed)
     first = source.open(next(iter(backbones.values())).config.image)
     subset, split_hash = source.rows(first)
-    known = film_classes(first.manifest, subset, labels, classes)
-    rows = source.draw(known.rows)
-    number = dict(zip(known.rows.tolist(), known.number.tolist(), strict=True))
+    grouping = film_classes(first.manifest, subset, labels, classes)
+    rows = source.draw(grouping.rows)
+    number = dict(zip(grouping.rows.tolist(), grouping.number.tolist(), strict=True))
     classes_N = np.array([number[row] for row in rows.tolist()], np.int64)
     patients = first.manifest.table["patient"].to_numpy(dtype=object)[rows]
     panels, numbers = [], {}
@@ -246,19 +246,19 @@ def draw_tsne(
         quality = cluster_quality(unit, classes_N, patients, neighbours, np.random.default_rng(source.seed))
         panels.append(Panel(label, tsne_map(unit, perplexity, source.seed), quality))
         numbers[label] = quality_record(quality)
-    data = source.record(first, rows, len(known.rows), split_hash)
-    counts = np.bincount(classes_N, minlength=len(known.names)).tolist()
+    data = source.record(first, rows, len(grouping.rows), split_hash)
+    counts = np.bincount(classes_N, minlength=len(grouping.names)).tolist()
     record: dict[str, Any] = {
         "figure": "tsne",
         "weights": {label: describe_backbone(backbone) for label, backbone in backbones.items()},
-        "data": {**data, "left_out": {"rarer_classes": known.others, "unknown_labels": known.unknown}},
+        "data": {**data, "left_out": {"rarer_classes": grouping.others, "unknown_labels": grouping.unknown}},
         "settings": {"perplexity": perplexity, "neighbours": list(neighbours), "network": network, "seed": source.seed},
-        "classes": dict(zip(known.names, counts, strict=True)),
+        "classes": dict(zip(grouping.names, counts, strict=True)),
         "numbers": numbers,
     }
     with style(print_size=True):
         caption = f"{films_text(data)}; t-SNE, perplexity {perplexity:g}"
-        return save(stem, class_figure(panels, classes_N, known.names, caption, source.seed), record)
+        return save(stem, class_figure(panels, classes_N, grouping.names, caption, source.seed), record)
 
 
 def draw_landmarks(
@@ -275,7 +275,7 @@ def draw_landmarks(
 ) -> FigureFiles:
     """t-SNE of the tokens at nine places of each film, and whether tokens of moved films follow anatomy or place."""
     stem, target = claim(out, "landmarks", force), pick_device(device)
-    source = source if isinstance(source, Source) else Source(source, most=LANDMARK_FILMS)
+    source = as_source(source, LANDMARK_FILMS)
     backbones = load_backbones(weights, config, network, source.seed)
     leader = next(iter(backbones.values()))
     first = source.open(leader.config.image)
@@ -289,8 +289,8 @@ def draw_landmarks(
         places = landmark_places((films.size // patch, films.size // patch))
         tokens = landmark_tokens(backbone, films, rows, places.tokens((films.size // patch,) * 2), target)
         unit = unit_vectors(tokens.reshape(len(rows) * 9, -1))
-        which = np.tile(np.arange(9), len(rows))
-        quality = cluster_quality(unit, which, patients, neighbours, np.random.default_rng(source.seed))
+        landmarks = np.tile(np.arange(9), len(rows))
+        quality = cluster_quality(unit, landmarks, patients, neighbours, np.random.default_rng(source.seed))
         moved = following(backbone, films, rows, places, tokens, target)
         panels.append(Panel(label, tsne_map(unit, perplexity, source.seed, "tokens"), quality, moved))
         numbers[label] = {**quality_record(quality), "moved_films": asdict(moved)}

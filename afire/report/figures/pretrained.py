@@ -1,6 +1,6 @@
 """What a pre-training has learned, drawn: the atlas of its prototypes, and restorations side by side.
 
-The atlas shows what each place's prototype says and the patches of training normals nearest to it. Restorations are
+The atlas shows each place's prototype and the patches of training normals nearest to it. Restorations are
 those of lesioned and of normal inputs, with tokens hidden behind z_mask and with all of them seen.
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from afire.data.pack import Films
 from afire.errors import UserError
 from afire.methods.afire import AFiRe
-from afire.report.figures.files import FigureFiles, Source, claim, films_text, run_record, save
+from afire.report.figures.files import FigureFiles, Source, as_source, claim, films_text, run_record, save
 from afire.report.style import DOUBLE, INK, style
 from afire.report.table import number
 from afire.tasks.evaluate import bootstrap_means
@@ -67,7 +67,7 @@ def draw_atlas(
 ) -> FigureFiles:
     """The prototypes place by place: entropy, likeliest cluster, typical and nearest patches of training normals."""
     stem, target = claim(out, "atlas", force), pick_device(device)
-    source = source if isinstance(source, Source) else Source(source, most=ATLAS_FILMS)
+    source = as_source(source, ATLAS_FILMS)
     run = open_weights(weights)
     model = run.method
     if not isinstance(model, AFiRe):
@@ -164,8 +164,8 @@ class _Page:
 
     def axes(self, left: float, top: float, width: float, height: float | None = None) -> Axes:
         tall = width if height is None else height
-        where = ((left + _MARGIN) / self.width, 1 - (top + tall) / self.height, width / self.width, tall / self.height)
-        axis: Axes = self.figure.add_axes(where)
+        box = ((left + _MARGIN) / self.width, 1 - (top + tall) / self.height, width / self.width, tall / self.height)
+        axis: Axes = self.figure.add_axes(box)
         return axis
 
 
@@ -223,8 +223,8 @@ def _clusters(axis: Axes, atlas: Atlas) -> None:
     grid, clusters = atlas.grid, atlas.cluster.reshape(atlas.grid)
     tones = atlas.probability.reshape(grid)
     axis.imshow(tones, cmap="Blues", vmin=0, vmax=max(float(tones.max()), 0.01) * 1.2)
-    used = len(np.unique(clusters))
-    _bare(axis, f"likeliest cluster ({used} of {atlas.clusters})")
+    count = len(np.unique(clusters))
+    _bare(axis, f"likeliest cluster ({count} of {atlas.clusters})")
     for r, c in np.ndindex(*grid):
         if c + 1 < grid[1] and clusters[r, c] != clusters[r, c + 1]:
             axis.plot([c + 0.5] * 2, [r - 0.5, r + 0.5], color=INK, linewidth=0.7)
@@ -267,7 +267,7 @@ def draw_restorations(
 ) -> FigureFiles:
     """Restorations of normal films, lesioned and as they are, with tokens hidden behind z_mask and with all seen."""
     stem, target = claim(out, "restorations", force), pick_device(device)
-    source = source if isinstance(source, Source) else Source(source, most=RESTORED_FILMS)
+    source = as_source(source, RESTORED_FILMS)
     run = open_weights(weights)
     check_restores(run.method, run.name)
     logger.info("%s: %s", run.name, run.method_report)
@@ -277,15 +277,15 @@ def draw_restorations(
     rows = source.draw(normal)
     errors = restoration_errors(run.method, films, rows, source.seed, target)
     estimates = _error_estimates(films, rows, errors, source.seed)
-    some = np.sort(np.random.default_rng(source.seed).permutation(rows)[:show])
-    shown = restore_films(run.method, films.batch(some).to(target), some, source.seed)
+    shown_rows = np.sort(np.random.default_rng(source.seed).permutation(rows)[:show])
+    restored = restore_films(run.method, films.batch(shown_rows).to(target), shown_rows, source.seed)
     data = source.record(films, rows, len(normal), split_hash)
     record: dict[str, Any] = {
         "figure": "restorations",
         "weights": run_record(run),
         "data": {**data, "kind": "normal films"},
         "settings": {"lesions": run.config.lesions.model_dump(), "error_top": ERROR_TOP, "seed": source.seed},
-        "shown": films.manifest.table["image"].iloc[some].tolist(),
+        "shown": films.manifest.table["image"].iloc[shown_rows].tolist(),
         "numbers": {
             name: {
                 way: {"hidden_tokens": vars(estimates[name, way][0]), "elsewhere": vars(estimates[name, way][1])}
@@ -296,7 +296,7 @@ def draw_restorations(
     }
     with style(print_size=True):
         caption = f"{run.name}; errors over {films_text(data, 'normal')}; blue outline: tokens hidden by z_mask"
-        return save(stem, restoration_figure(shown, estimates, caption), record)
+        return save(stem, restoration_figure(restored, estimates, caption), record)
 
 
 def _normal_rows(films: Films, subset: Rows, name: str) -> Rows:
@@ -313,21 +313,21 @@ def _error_estimates(
     patients = films.manifest.table["patient"].to_numpy(dtype=object)[rows]
     estimates = []
     for values in (errors.inside, errors.outside):
-        named = {f"{name} {way}": column for (name, way), column in values.items()}
-        draws = bootstrap_means([named], [patients], np.random.default_rng(seed))
+        columns = {f"{name} {way}": column for (name, way), column in values.items()}
+        draws = bootstrap_means([columns], [patients], np.random.default_rng(seed))
         estimates.append({key: estimate([float(np.nanmean(v))], draws[" ".join(key)]) for key, v in values.items()})
     inside, outside = estimates
     return {key: (inside[key], outside[key]) for key in inside}
 
 
 def restoration_figure(
-    shown: Restored, errors: Mapping[tuple[str, str], tuple[Estimate, Estimate]], caption: str
+    restored: Restored, errors: Mapping[tuple[str, str], tuple[Estimate, Estimate]], caption: str
 ) -> Figure:
     """A block of rows for each kind of input; below each column its mean squared errors over all films measured.
 
     ``errors`` maps (input, way) to the errors inside the hidden tokens and outside.
     """
-    count = len(shown.truth)
+    count = len(restored.truth)
     cell = (DOUBLE - 0.75) / len(_COLUMNS)
     block = count * cell + 0.72
     figure: Figure = plt.figure(figsize=(DOUBLE, len(INPUTS) * block + 0.3))
@@ -337,7 +337,7 @@ def restoration_figure(
         grid = subfigure.subplots(count, len(_COLUMNS), squeeze=False)
         subfigure.suptitle(_TITLES[name], x=0.005, ha="left", fontsize=8, fontweight="bold")
         for row in range(count):
-            images = _restored_row(grid[row], shown, name, row)
+            images = _restored_row(grid[row], restored, name, row)
         for column, title in enumerate(_COLUMNS):
             grid[0, column].set_title(title, fontsize=7, pad=3)
         for column, way in ((0, "untouched"), (1, "z_mask"), (3, "all_seen")):
@@ -349,18 +349,18 @@ def restoration_figure(
     return figure
 
 
-def _restored_row(axes: NDArray[np.object_], shown: Restored, name: str, row: int):  # type: ignore[no-untyped-def]
-    truth, given = shown.truth[row], shown.inputs[name][row]
-    _film(axes[0], given)
-    _outline(axes[0], shown.hidden[row], given.shape[0])
+def _restored_row(axes: NDArray[np.object_], restored: Restored, name: str, row: int):  # type: ignore[no-untyped-def]
+    truth, source = restored.truth[row], restored.inputs[name][row]
+    _film(axes[0], source)
+    _outline(axes[0], restored.hidden[row], source.shape[0])
     image = None
     for column, way in ((1, "z_mask"), (3, "all_seen")):
-        output = shown.outputs[name, way][row]
+        output = restored.outputs[name, way][row]
         _film(axes[column], output)
         error = np.abs(output - truth)
         image = axes[column + 1].imshow(error, cmap="inferno", vmin=0, vmax=ERROR_TOP, interpolation="nearest")
         _bare(axes[column + 1])
-        _outline(axes[column + 1], shown.hidden[row], given.shape[0])
+        _outline(axes[column + 1], restored.hidden[row], source.shape[0])
     return image
 
 

@@ -46,7 +46,7 @@ function makeCard(words) {
   cards.push(canvas);
 }
 
-// Which of the kept pieces are closest to a film, as afire/report/detect_near.py writes it: a digit for each that is
+// Which of the kept pieces are closest to a film, as afire/report/detect_files.py writes it: a digit for each that is
 // shown, place by place. Told by scripts beside the page, loaded with the first of their films that is looked at.
 const NEAR_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_";
 const near = new Map(), nearAsked = new Set(); // by row, or in a live list by number
