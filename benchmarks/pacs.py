@@ -5,11 +5,11 @@ python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [-
 
 Needs Debian's orthanc, orthanc-dicomweb and dcmtk. `storescu` sends the films in several associations; the service
 writes, syncs and acknowledges them, scores them, and stores a capture and a report of each in an Orthanc by DICOMweb,
-or by C-STORE with ``--send dimse``. The clock runs from the first film sent to the last result acknowledged. All of it is on one machine, so senders and
-Orthanc take their share of its cores from the service: the CPU time of each is reported, and beside the ratio of
-films/s that of CPU time, the run's to the service's own, which is what it could reach with the others elsewhere. The
-run reads the same files from a folder, with and without writing the same objects. The detector is that of
-benchmarks/detect.py; spool and results are on the disk of the temporary folder.
+or by C-STORE with ``--send dimse``. The clock runs from the first film sent to the last result acknowledged. All of it
+is on one machine, so senders and Orthanc take their share of its cores from the service: the CPU time of each is
+reported, and beside the ratio of films/s that of CPU time, the run's to the service's own, which is what it could reach
+with the others elsewhere. The run reads the same files from a folder, with and without writing the same objects. The
+detector is that of benchmarks/detect.py; spool and results are on the disk of the temporary folder.
 
 ``--apart`` keeps the service and the run on one core each time, and Orthanc and the senders on another, as if the PACS
 were a machine of its own.

@@ -28,15 +28,14 @@ from pynetdicom.dimse_primitives import C_STORE
 from pynetdicom.pdu_primitives import P_DATA
 from pynetdicom.transport import AssociationSocket
 
+from afire.pacs.association import FRAGMENT, IS_COMMAND, IS_LAST, NO_DATA_SET, STORE_ANSWER, command_set, uid_value
 from afire.pacs.mould import elements, file_head
 
 _LONGEST_WAIT = 0.1  # seconds, after which timers and flags are looked at
 _CHUNK = 1 << 18  # bytes: the library reads four thousand at a time, five hundred times for a film
 _LARGEST_FRAGMENT = 1 << 21  # bytes: memory for it is taken before it is there
-_FRAGMENT, _HEAD = 0x04, 10  # type of its message, and bytes before what it holds: type, length, length of its part
-_IS_COMMAND, _IS_LAST = 1, 2  # bits of the byte before the data
+_HEAD = 10  # bytes of a message before what it holds: type, length, length of its fragment
 _IN_TRANSFER = "Sta6"  # the library's name for it
-_NO_DATA_SET, _STORE_ANSWER = 0x0101, 0x8001
 
 
 def wait_for_news(event: Any) -> None:
@@ -69,7 +68,7 @@ def _read_message(upper: Any, read_any: Any) -> None:
         if head is None:
             return
         kind, length, part = unpack(">BxII", head) if len(head) == _HEAD else (0, 0, 0)
-        if kind != _FRAGMENT or not 2 < part == length - 4 <= _LARGEST_FRAGMENT:
+        if kind != FRAGMENT or not 2 < part == length - 4 <= _LARGEST_FRAGMENT:
             connection.unread(head)
             break
         data = connection.recv_whole(part)
@@ -191,9 +190,9 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
 
     def add_fragment(self, data: bytes) -> None:
         """Context, bits and data of a fragment; the last one, or all of a command, is a message like any other."""
-        if self.expects_film() and not data[1] & _IS_COMMAND:
+        if self.expects_film() and not data[1] & IS_COMMAND:
             self.message.data_set.write(memoryview(data)[2:])
-            if not data[1] & _IS_LAST:
+            if not data[1] & IS_LAST:
                 return
             data = data[:2]  # what it held is in the film
         message = P_DATA()
@@ -220,14 +219,14 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         if not isinstance(primitive, C_STORE) or primitive.MessageIDBeingRespondedTo is None:
             super().send_msg(primitive, context_id)
             return
-        data = bytes([_IS_COMMAND | _IS_LAST]) + _store_answer(primitive)
+        data = bytes([IS_COMMAND | IS_LAST]) + _store_answer(primitive)
         connection = self.dul.socket
         if isinstance(connection.socket, ssl.SSLSocket):
             answer = P_DATA()
             answer.presentation_data_value_list = [[context_id, data]]
             self.dul.send_pdu(answer)
         elif connection.socket is not None and self.dul.state_machine.current_state == _IN_TRANSFER:
-            connection.send(pack(">BxIIB", _FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
+            connection.send(pack(">BxIIB", FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
 
     def get_msg(self, block: bool = False) -> Any:
         """The next message, now or soon; nothing if the peer wants to end."""
@@ -238,22 +237,12 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
 
 
 def _store_answer(answer: C_STORE) -> bytes:
-    """The command set of a C-STORE response, little endian without VRs, as all of them are."""
-    body = b"".join([
-        _command(0x0002, _padded_uid(answer.AffectedSOPClassUID)),
-        _command(0x0100, pack("<H", _STORE_ANSWER)),
-        _command(0x0120, pack("<H", answer.MessageIDBeingRespondedTo)),
-        _command(0x0800, pack("<H", _NO_DATA_SET)),
-        _command(0x0900, pack("<H", answer.Status)),
-        _command(0x1000, _padded_uid(answer.AffectedSOPInstanceUID)),
-    ])  # fmt: skip
-    return _command(0x0000, pack("<I", len(body))) + body
-
-
-def _command(element: int, value: bytes) -> bytes:
-    return pack("<HHI", 0, element, len(value)) + value
-
-
-def _padded_uid(uid: UID | None) -> bytes:
-    text = str(uid or "").encode("ascii")
-    return text + bytes(len(text) % 2)
+    """The command set of a C-STORE response."""
+    return command_set({
+        0x0002: uid_value(answer.AffectedSOPClassUID),
+        0x0100: pack("<H", STORE_ANSWER),
+        0x0120: pack("<H", answer.MessageIDBeingRespondedTo),
+        0x0800: pack("<H", NO_DATA_SET),
+        0x0900: pack("<H", answer.Status),
+        0x1000: uid_value(answer.AffectedSOPInstanceUID),
+    })  # fmt: skip

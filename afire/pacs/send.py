@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
-import pydicom
 import requests
 from dicomweb_client.web import DICOMwebClient
 from pydicom.dataset import Dataset
@@ -29,11 +28,11 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
     SegmentationStorage,
 )
-from pynetdicom import AE, _config
 from requests.adapters import HTTPAdapter
 
 from afire.data.film import quiet_readers
 from afire.pacs.addresses import Destination
+from afire.pacs.association import AssociationError, NoContextError, StoreAssociation, StoredObject
 from afire.pacs.journal import Journal
 from afire.pacs.secrecy import Credentials
 from afire.pacs.spool import ResultName, Spool
@@ -42,6 +41,9 @@ _CLASSES = (
     SecondaryCaptureImageStorage, ComprehensiveSRStorage, SegmentationStorage,
     GrayscaleSoftcopyPresentationStateStorage,
 )  # fmt: skip
+# Each with its own context, so that a receiver accepts the syntax of our files beside the one that it prefers.
+_KINDS = [(kind, syntax) for kind in _CLASSES for syntax in (ExplicitVRLittleEndian, ImplicitVRLittleEndian)]
+_KINDS.append((SecondaryCaptureImageStorage, JPEGBaseline8Bit))
 _TIMEOUT = 30.0
 _IDLE_SECONDS = 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
@@ -156,15 +158,8 @@ class DimseSender:
     sends_together = False
 
     def __init__(self, destination: Destination, title: str, tls: ssl.SSLContext | None) -> None:
-        _config.LOG_HANDLER_LEVEL = "none"
-        self._destination, self._tls = destination, tls
-        self._ae = AE(ae_title=title)
-        self._ae.network_timeout = self._ae.dimse_timeout = self._ae.acse_timeout = _TIMEOUT
-        self._ae.connection_timeout = _TIMEOUT
-        for kind in _CLASSES:
-            self._ae.add_requested_context(kind, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-        self._ae.add_requested_context(SecondaryCaptureImageStorage, JPEGBaseline8Bit)
-        self._association: Any = None
+        self._destination, self._title, self._tls = destination, title, tls
+        self._association: StoreAssociation | None = None
 
     def send(self, paths: Sequence[Path]) -> list[Answer]:
         answers: list[Answer] = []
@@ -175,37 +170,37 @@ class DimseSender:
         return answers + [answers[-1]] * (len(paths) - len(answers))
 
     def _store(self, path: Path) -> Answer:
-        association = self._associate()
-        if association is None:
-            return Answer(Outcome.LATER, "no association")
-        made = pydicom.dcmread(path)
-        accepted = [one for one in association.accepted_contexts if one.abstract_syntax == made.SOPClassUID]
-        if not accepted:
-            return Answer(Outcome.REFUSED, "no presentation context for this kind of object")
-        syntax = made.file_meta.TransferSyntaxUID
-        if syntax.is_compressed and not any(syntax in one.transfer_syntax for one in accepted):
-            made.decompress(generate_instance_uid=False)  # the receiver takes plain pixels only
         try:
-            status: Dataset = association.send_c_store(made)
-        except (RuntimeError, ValueError):  # the association was lost meanwhile, or the syntax is not accepted
-            self._association = None
-            return Answer(Outcome.LATER, "the association was lost")
-        if "Status" not in status:
-            self._association = None
-            return Answer(Outcome.LATER, "no answer")
-        return _answer_to(int(status.Status))
+            association = self._associate()
+        except (OSError, AssociationError):
+            return Answer(Outcome.LATER, "no association")
+        try:
+            return _answer_to(association.store(StoredObject.of(path)))
+        except NoContextError as error:
+            return Answer(Outcome.REFUSED, str(error))
+        except AssociationError as error:  # it may have been stored: it is sent again under the same id
+            self._drop()
+            return Answer(Outcome.LATER, str(error))
 
     def rest(self) -> None:
-        if self._association is not None and self._association.is_established:
+        if self._association is not None:
             self._association.release()
         self._association = None
 
-    def _associate(self) -> Any:
-        if self._association is None or not self._association.is_established:
+    def _associate(self) -> StoreAssociation:
+        if self._association is not None and not self._association.is_open():
+            self._drop()
+        if self._association is None:
             where = self._destination
-            tls = (self._tls, where.host) if self._tls is not None else None
-            self._association = self._ae.associate(where.host, where.port, ae_title=where.title, tls_args=tls)
-        return self._association if self._association.is_established else None
+            self._association = StoreAssociation(
+                where.host, where.port, titles=(self._title, where.title), kinds=_KINDS, timeout=_TIMEOUT, tls=self._tls
+            )
+        return self._association
+
+    def _drop(self) -> None:
+        if self._association is not None:
+            self._association.close()
+        self._association = None
 
 
 def _answer_to(status: int) -> Answer:
