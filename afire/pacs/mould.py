@@ -31,15 +31,16 @@ _GROUP_LENGTH = 0x00020000
 def encode(made: Dataset) -> Elements:
     """Every element of a data set, little endian with explicit VR."""
     encodings = convert_encodings(made.get("SpecificCharacterSet") or "ISO_IR 6")
-    encoded = {}
-    for one in made:
-        if one.VR == "SQ":
-            _leave_lengths_open(one)
-        stream = DicomBytesIO()
-        stream.is_little_endian, stream.is_implicit_VR = True, False
-        write_data_element(stream, one, encodings)
-        encoded[int(one.tag)] = stream.getvalue()
-    return encoded
+    stream = DicomBytesIO()
+    stream.is_little_endian, stream.is_implicit_VR = True, False
+    ends = {}
+    for element in made:
+        if element.VR == "SQ":
+            _leave_lengths_open(element)
+        write_data_element(stream, element, encodings)
+        ends[int(element.tag)] = stream.tell()
+    data, starts = stream.getvalue(), [0, *ends.values()]
+    return {tag: data[start:end] for (tag, end), start in zip(ends.items(), starts, strict=False)}
 
 
 def _leave_lengths_open(sequence: DataElement) -> None:

@@ -103,19 +103,19 @@ def _identity(tags: Dataset) -> Dataset:
     return identity
 
 
-def _only(tags: Dataset, wanted: frozenset[int]) -> Dataset:
-    """Those of the ``tags`` that are ``wanted``: to look for each by its name takes ten times as long."""
-    found = Dataset()
-    for tag in tags.keys():  # noqa: SIM118 - a data set gives its elements, and would convert each
-        if tag in wanted:
-            found[tag] = tags[tag]
-    return found
+def _only(tags: Dataset, names: frozenset[int], *, with_empty: bool = True) -> Dataset:
+    """The elements of ``tags`` that are in ``names``: looking up each by its keyword takes ten times as long."""
+    chosen = Dataset()
+    for tag in tags.keys():  # noqa: SIM118 - a data set yields its elements, and would convert each
+        if tag in names:
+            element = tags[tag]
+            if with_empty or not element.is_empty:
+                chosen[tag] = element
+    return chosen
 
 
 def _image(tags: Dataset, film: Path) -> Dataset:
-    image = _only(tags, _IMAGE_TAGS)
-    for tag in [one.tag for one in image if one.is_empty]:
-        del image[tag]
+    image = _only(tags, _IMAGE_TAGS, with_empty=False)
     if "SOPInstanceUID" not in image:
         image.SOPInstanceUID = generate_uid(entropy_srcs=["film", sha256_file(film)])
     if "SOPClassUID" not in image:
