@@ -43,10 +43,9 @@ from afire.detect.findings import rule_of
 from afire.detect.maps import MapDetector
 from afire.detect.run import RunTask, run_detector
 from afire.files import sha256_text
-from afire.pacs.addresses import parse_caller, parse_destination
+from afire.pacs.connections import Credentials, parse_caller, parse_destination
 from afire.pacs.objects import Kind, ObjectMaker, ObjectWriter
 from afire.pacs.receive import ReceiveSettings
-from afire.pacs.secrecy import Credentials
 from afire.pacs.service import Service, ServiceSettings
 from afire.pacs.spool import Observe
 

@@ -40,13 +40,13 @@ from afire.data.decode import MAX_PIXELS, MODALITIES
 from afire.data.dicom import parse_film
 from afire.data.film import quiet_readers
 from afire.errors import UserError
-from afire.pacs.addresses import Caller, plain_address
-from afire.pacs.fresh import ParsedFilm
+from afire.pacs.connections import Caller, plain_address
 from afire.pacs.journal import Journal, Keyed
 from afire.pacs.reactor import let_go, wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
 from afire.pacs.source import TAGS as SOURCE_TAGS
 from afire.pacs.spool import FilmName, Spool
+from afire.pacs.sync import ParsedFilm
 
 STORED, OUT_OF_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
 FILM_CLASSES = (

@@ -31,10 +31,9 @@ from pydicom.uid import (
 from requests.adapters import HTTPAdapter
 
 from afire.data.film import quiet_readers
-from afire.pacs.addresses import Destination
 from afire.pacs.association import AssociationError, NoContextError, StoreAssociation, StoredObject
+from afire.pacs.connections import Credentials, Destination
 from afire.pacs.journal import Journal
-from afire.pacs.secrecy import Credentials
 from afire.pacs.spool import ResultName, Spool
 
 _CLASSES = (

@@ -32,8 +32,7 @@ from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
-from afire.pacs.fresh import FreshFilms, ParsedFilm
-from afire.pacs.sync import SharedSync, sync, write_synced
+from afire.pacs.sync import FreshFilms, ParsedFilm, SharedSync, sync, write_synced
 
 INCOMING, SCORED, OUTGOING = "incoming", "scored", "outgoing"
 DONE, FAILED, QUARANTINE = "done", "failed", "quarantine"

@@ -22,9 +22,8 @@ from pynetdicom.presentation import StoragePresentationContexts
 
 from afire.detect.base import AnomalyDetector
 from afire.detect.run import detector_hash
-from afire.pacs.addresses import parse_caller, parse_destination
+from afire.pacs.connections import Credentials, parse_caller, parse_destination
 from afire.pacs.receive import ReceiveSettings
-from afire.pacs.secrecy import Credentials
 from afire.pacs.service import Service, ServiceSettings
 
 LOOPBACK = "127.0.0.1"

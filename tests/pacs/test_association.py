@@ -17,8 +17,8 @@ from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian, Secondar
 from pynetdicom import AE, evt
 from pynetdicom.sop_class import Verification
 
-from afire.pacs.addresses import parse_destination
 from afire.pacs.association import AssociationError, StoreAssociation, StoredObject, command_set
+from afire.pacs.connections import parse_destination
 from afire.pacs.journal import Journal
 from afire.pacs.send import Courier, DimseSender, Outcome
 from afire.pacs.spool import FilmName, Spool
