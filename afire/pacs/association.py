@@ -1,10 +1,9 @@
 """An association that stores objects (C-STORE), on a plain blocking socket and in the thread that calls it.
 
-pynetdicom negotiates with the receiver through two threads that look for news a thousand times a second, decodes each
-object and encodes it again. Sent its way an object took 100 ms: 40 of them because Nagle's algorithm held back the data
-until the receiver had confirmed the command, and 40 more because our side delayed its own confirmation of the first
-half of the answer. Here command and data leave in one piece, the file's bytes as they are, and confirmations leave at
-once. The library still builds and reads the messages of the negotiation.
+pynetdicom needs two polling threads for this, and decodes and encodes each object. An object then took 100 ms: 40 ms
+because Nagle's algorithm held back the data until the receiver had confirmed the command, and 40 ms because our side
+delayed its confirmation of the first half of the answer. Here command and data are sent together, as the bytes of the
+file, and TCP confirmations are sent at once. The library still builds and reads the messages of the negotiation.
 """
 
 from __future__ import annotations
@@ -129,8 +128,8 @@ class StoreAssociation:
             answer = accepted.to_primitive()
             results = {result.context_id: result for result in answer.presentation_context_definition_results_list}
             most = int(answer.maximum_length_received or 0)
-        except Exception as error:  # whatever the library says of an answer that makes no sense
-            raise AssociationError("an answer that makes no sense") from error
+        except Exception as error:  # the library raises many kinds
+            raise AssociationError("an answer that cannot be decoded") from error
         numbers = {
             kind: context.context_id
             for kind, context in zip(kinds, contexts, strict=True)
@@ -157,7 +156,7 @@ class StoreAssociation:
         return request
 
     def is_open(self) -> bool:
-        """Whether the receiver has said nothing since its last answer: all that it could say is that it ends."""
+        """Whether nothing has arrived since the last answer: it could only be the end of the association."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return False
         readable, _, _ = select.select([self._socket], [], [], 0)
@@ -211,7 +210,7 @@ class StoreAssociation:
         return status
 
     def release(self) -> None:
-        """End it in order; the receiver may take its time for the answer, or be gone."""
+        """End it in an orderly way, if the receiver is still there."""
         try:
             self._socket.sendall(A_RELEASE_RQ().encode())
             message_type, _ = self._receive()
@@ -223,7 +222,7 @@ class StoreAssociation:
             self.close()
 
     def close(self) -> None:
-        """End it as it is."""
+        """Close the connection at once."""
         self._socket.close()
 
     def _receive(self) -> tuple[int, bytes]:
@@ -236,7 +235,7 @@ class StoreAssociation:
     def _receive_bytes(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
-            if _QUICK is not None:  # the system forgets it: for each call anew
+            if _QUICK is not None:  # the system resets it: set before each call
                 self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK, 1)
             piece = self._socket.recv(count - len(data))
             if not piece:

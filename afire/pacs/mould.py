@@ -1,7 +1,7 @@
-"""Objects of one kind are alike but for a few values: their bytes are made once, and filled in for each film.
+"""Templates: objects of one kind differ in a few values only, so their bytes are made once and filled in for each film.
 
-The libraries make the first one, of placeholders. It is cut at these, and a film's object is the pieces with its own
-values between them: the same bytes that the libraries would write for it, at a small part of the time.
+The libraries make the first object, from placeholders. It is cut at the placeholders, and a film's object is the pieces
+with its own values between them: the bytes that the libraries would write, in a small fraction of the time.
 
 Sequences are written without their lengths, so that a value may be longer or shorter than its placeholder.
 """

@@ -1,12 +1,12 @@
-"""The two threads of an association wait for news, instead of looking for it a thousand times a second.
+"""The two threads of an association that receives films wait for data instead of polling.
 
-pynetdicom gives each association a thread for the connection and one for messages, and both sleep a millisecond, look,
-and sleep again. While films come in that takes as much time as the films. Here the first waits until the peer has sent
-something or the second has an answer for it, the second until there is a message.
+pynetdicom gives each association a thread for the connection and one for messages. Both wake up a thousand times a
+second to look for something to do, which takes as much CPU as the films. Here the first one waits until the peer has
+sent something or the second one has an answer to send; the second one waits for a message.
 
-A film comes in some twenty fragments, each of which the library decodes, turns into another object and passes through
-two queues and its state machine. Here they go from the connection to the film, whose header has been written before
-them, so that it is a DICOM file when the last one is there. Everything else is the library's own.
+A film arrives in some twenty fragments. The library decodes each of them, turns it into another object and passes it
+through two queues and its state machine. Here fragments are appended to the film, after a file header that was written
+first, so that the film is a DICOM file when the last fragment has arrived. Everything else is left to the library.
 """
 
 from __future__ import annotations
@@ -52,15 +52,14 @@ def wait_for_news(event: Any) -> None:
 
 
 def let_go(event: Any) -> None:
-    """For a connection that was closed (`evt.EVT_CONN_CLOSE`): who ends before he has asked for anything, as whoever
-    only tries a port does, must not keep his place until the library's patience ends."""
+    """For a connection that was closed (`evt.EVT_CONN_CLOSE`): a peer that closes it before any request, such as a port
+    scan, must not occupy a slot until the library's time-out."""
     if event.assoc.requestor.primitive is None:
-        event.assoc.dul.to_user_queue.put(None)  # what the library takes for the end of its patience
+        event.assoc.dul.to_user_queue.put(None)  # which the library takes for a time-out
 
 
 def _read_message(upper: Any, read_any: Any) -> None:
-    """Commands and the fragments of films, for as long as they are there; anything else is read by ``read_any``, the
-    library's way."""
+    """Read commands and fragments of films while there are any; ``read_any``, the library's own, reads the rest."""
     connection, messages = upper.socket, upper.assoc.dimse
     waits = True  # for the first: there is news
     while upper.state_machine.current_state == _IN_TRANSFER and not upper._kill_thread:
@@ -82,7 +81,7 @@ def _read_message(upper: Any, read_any: Any) -> None:
 
 
 class _Announced(Queue[Any]):
-    """A queue that calls ``tell`` when something is put into it."""
+    """A queue that calls ``tell`` whenever an item is put into it."""
 
     def __init__(self, tell: Any) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class _Announced(Queue[Any]):
 
 
 class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
-    """Waits for the peer, or to be woken because there is something to send."""
+    """Waits for data from the peer, or for :meth:`wake`, which says that there is something to send."""
 
     def __init__(self, association: Any, client_socket: socket.socket) -> None:
         self._ear, self._bell = socket.socketpair()
@@ -104,7 +103,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         super().__init__(association, client_socket=client_socket)
 
     def wake(self) -> None:
-        with suppress(OSError):  # it has rung often enough, or the connection is closed
+        with suppress(OSError):  # its buffer is full, or the connection is closed
             self._bell.send(b"!")
 
     @property
@@ -114,7 +113,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
             return False
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
-        seconds = _LONGEST_WAIT if self.event_queue.empty() else 0  # what is known is acted upon first, one by one
+        seconds = _LONGEST_WAIT if self.event_queue.empty() else 0  # events in the queue come first, one by one
         try:
             found, _, _ = select.select([self.socket, self._ear], [], [], seconds)
         except (OSError, ValueError):
@@ -126,7 +125,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return self.socket in found
 
     def recv(self, nr_bytes: int) -> bytearray:
-        """So many bytes; fewer if the peer has hung up."""
+        """``nr_bytes`` bytes; fewer if the peer has closed the connection."""
         assert self.socket is not None
         data = bytearray(self._unread[:nr_bytes])
         self._unread = self._unread[nr_bytes:]
@@ -138,7 +137,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return data
 
     def recv_head(self, waits: bool) -> bytes | None:
-        """The first bytes of a message, fewer if the peer has hung up; nothing if there is none yet."""
+        """The first bytes of a message, fewer if the peer has closed the connection; None if there is none yet."""
         assert self.socket is not None
         if isinstance(self.socket, ssl.SSLSocket):
             return bytes(self.recv(_HEAD)) if waits or self.socket.pending() else None
@@ -149,7 +148,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return head if len(head) in (0, _HEAD) else head + self.recv_whole(_HEAD - len(head))
 
     def recv_whole(self, count: int) -> bytes:
-        """So many bytes, in one call where it can be; fewer if the peer has hung up."""
+        """``count`` bytes, in one call if possible; fewer if the peer has closed the connection."""
         assert self.socket is not None
         if isinstance(self.socket, ssl.SSLSocket):
             return bytes(self.recv(count))
@@ -157,7 +156,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return data if len(data) == count else data + bytes(self.recv(count - len(data)))
 
     def unread(self, data: bytes) -> None:
-        """Bytes that :meth:`recv` gives once more."""
+        """Put bytes back, for the next :meth:`recv`."""
         self._unread = data
 
     def has_unread(self) -> bool:
@@ -170,7 +169,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
 
 
 class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
-    """Waits for a message, or to be woken because the peer has hung up."""
+    """Waits for a message, or for :meth:`wake` when the peer has closed the connection."""
 
     def wake(self) -> None:
         self.msg_queue.put((None, None))  # what the library puts there when a connection ends
@@ -180,7 +179,7 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         return isinstance(self.message, C_STORE_RQ)
 
     def receive_primitive(self, primitive: Any) -> None:
-        """Any message in the library's way; a film that is announced gets the header of its file."""
+        """Pass a message to the library; when a film is announced, write the header of its file."""
         expected = self.expects_film()
         super().receive_primitive(primitive)
         if self.expects_film() and not expected:
@@ -214,8 +213,8 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         )
 
     def send_msg(self, primitive: Any, context_id: int) -> None:
-        """Answers about films are a few numbers and ids, and leave from this thread: the peer waits for them. Anything
-        else goes the library's way; so does all of TLS, whose connections two threads must not use at once."""
+        """Send answers about films from this thread, because the peer waits for them; they are a few numbers and ids.
+        The library sends everything else, and all of TLS, whose connections two threads must not use at once."""
         if not isinstance(primitive, C_STORE) or primitive.MessageIDBeingRespondedTo is None:
             super().send_msg(primitive, context_id)
             return
@@ -229,7 +228,7 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
             connection.send(pack(">BxIIB", FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
 
     def get_msg(self, block: bool = False) -> Any:
-        """The next message, now or soon; nothing if the peer wants to end."""
+        """The next message, after a short wait; none if the peer is closing the connection."""
         try:
             return self.msg_queue.get(timeout=self.dimse_timeout if block else _LONGEST_WAIT)
         except Empty:

@@ -90,7 +90,7 @@ def _write_direct(handle: int, data: bytes) -> None:
 
 
 class SharedSync:
-    """Syncs a folder for all who ask meanwhile: whoever comes while one is under way waits for the next, together."""
+    """Syncs a folder for several threads at once: those that call during a sync share the next one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
