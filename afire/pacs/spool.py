@@ -10,8 +10,8 @@
 FILM and PIXELS are keyed hashes of the SOP Instance UID and of the pixels, RECIPE is one of the model and the kinds of
 objects: a name does not tell whose film it is, and a second delivery has the name of the first. Every step is one
 rename or one unlink, and a start continues from the files that it finds. Unfinished files have a name that is not taken
-for a film. A film is synced to the disk before it is acknowledged, and its results before it is removed. Later steps are not:
-a power cut may undo them, and repeating them changes nothing.
+for a film. A film is synced to the disk before it is acknowledged, and its results before it is removed. Later steps
+are not: a power cut may undo them, and repeating them changes nothing.
 """
 
 from __future__ import annotations
