@@ -1,14 +1,15 @@
 """`afire serve` against `afire detect run` on the same DICOM films. Goal: 70 % of its films/s.
 
-python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [--senders N] [--apart] [--json FILE]
+python benchmarks/pacs.py [--network small|vit-b] [--films N] [--side PIXELS] [--senders N] [--send dicomweb|dimse]
+    [--apart] [--json FILE]
 
 Needs Debian's orthanc, orthanc-dicomweb and dcmtk. `storescu` sends the films in several associations; the service
-writes, syncs and acknowledges them, scores them, and stores a capture and a report of each in an Orthanc by DICOMweb.
-The clock runs from the first film sent to the last result acknowledged. All of it is on one machine, so senders and
-Orthanc take their share of its cores from the service: the CPU time of each is reported, and beside the ratio of
-films/s that of CPU time, the run's to the service's own, which is what it could reach with the others elsewhere. The
-run reads the same files from a folder, with and without writing the same objects. The detector is that of
-benchmarks/detect.py; spool and results are on the disk of the temporary folder.
+writes, syncs and acknowledges them, scores them, and stores a capture and a report of each in an Orthanc by DICOMweb,
+or by C-STORE with ``--send dimse``. The clock runs from the first film sent to the last result acknowledged. All of it
+is on one machine, so senders and Orthanc take their share of its cores from the service: the CPU time of each is
+reported, and beside the ratio of films/s that of CPU time, the run's to the service's own, which is what it could reach
+with the others elsewhere. The run reads the same files from a folder, with and without writing the same objects. The
+detector is that of benchmarks/detect.py; spool and results are on the disk of the temporary folder.
 
 ``--apart`` keeps the service and the run on one core each time, and Orthanc and the senders on another, as if the PACS
 were a machine of its own.
@@ -42,10 +43,9 @@ from afire.detect.findings import rule_of
 from afire.detect.maps import MapDetector
 from afire.detect.run import RunTask, run_detector
 from afire.files import sha256_text
-from afire.pacs.addresses import parse_caller, parse_destination
+from afire.pacs.connections import Credentials, parse_caller, parse_destination
 from afire.pacs.objects import Kind, ObjectMaker, ObjectWriter
 from afire.pacs.receive import ReceiveSettings
-from afire.pacs.secrecy import Credentials
 from afire.pacs.service import Service, ServiceSettings
 from afire.pacs.spool import Observe
 
@@ -55,6 +55,7 @@ from tests.pacs.orthanc import PROGRAM, Orthanc, storescu, web_plugin
 
 GOAL = 0.70
 KINDS: tuple[Kind, ...] = ("sc", "sr")
+FILMS = "films"  # folder of the films
 _DRAWN = 16  # films, over and over
 
 
@@ -93,13 +94,20 @@ def one_run(detector: MapDetector, films: Path, place: Path, with_objects: bool)
     run_detector(RunTask(detector, "0" * 64, films, out, draw, batch=BATCH))
 
 
-def open_service(detector: MapDetector, place: Path, orthanc: Orthanc, number: int, observe: Observe) -> Service:
+def address_of(orthanc: Orthanc, protocol: str) -> str:
+    """What `--send` of the service gets."""
+    if protocol == "dimse":
+        return f"dimse:ORTHANC@127.0.0.1:{orthanc.dicom_port}"
+    return f"dicomweb:{orthanc.url}/dicom-web"
+
+
+def open_service(detector: MapDetector, place: Path, send: str, number: int, observe: Observe) -> Service:
     """Every time another model, so that all ids are new."""
     receive = ReceiveSettings("AFIRE", "127.0.0.1", 0, [parse_caller("SENDER@127.0.0.1")], min_free=0)
     settings = ServiceSettings(
         spool=Path(tempfile.mkdtemp(dir=place)) / "spool",
         receive=receive,
-        destination=parse_destination(f"dicomweb:{orthanc.url}/dicom-web"),
+        destination=parse_destination(send),
         credentials=Credentials(),
         kinds=KINDS,
     )
@@ -107,7 +115,7 @@ def open_service(detector: MapDetector, place: Path, orthanc: Orthanc, number: i
 
 
 def one_service(
-    detector: MapDetector, films: Path, place: Path, orthanc: Orthanc, count: int, number: int, pinned: Sequence[str]
+    detector: MapDetector, place: Path, orthanc: Orthanc, send: str, count: int, number: int, pinned: Sequence[str]
 ) -> dict[str, float]:
     """Seconds from the first film sent to the last result acknowledged, and those of each process's CPU."""
     finished, failed = Semaphore(0), Event()
@@ -118,12 +126,12 @@ def one_service(
         if event in ("done", "failed", "refused"):
             finished.release()
 
-    service = open_service(detector, place, orthanc, number, observe)
+    service = open_service(detector, place, address_of(orthanc, send), number, observe)
     service.start()
     try:
         before = [time.perf_counter(), *_cpu(orthanc)]
-        words = [*pinned, str(storescu()), "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
-        senders = [subprocess.Popen([*words, str(folder)]) for folder in sorted(films.iterdir())]
+        command = [*pinned, str(storescu()), "-aet", "SENDER", "-aec", "AFIRE", "+sd", "127.0.0.1", str(service.port)]
+        senders = [subprocess.Popen([*command, str(folder)]) for folder in sorted((place / FILMS).iterdir())]
         if any(sender.wait() for sender in senders):
             raise SystemExit("a sender failed")
         for _ in range(count):
@@ -148,7 +156,7 @@ def timed_run(detector: MapDetector, films: Path, place: Path, with_objects: boo
     return {"wall": time.perf_counter() - wall, "own": time.process_time() - own}
 
 
-def run(network: str, count: int, side: int, senders: int, repetitions: int, apart: bool) -> dict[str, Any]:
+def run(network: str, count: int, side: int, senders: int, send: str, repetitions: int, apart: bool) -> dict[str, Any]:
     own, others = sorted(os.sched_getaffinity(0))[:2] if apart else (None, None)
     pinned = ("taskset", "--cpu-list", str(others)) if apart else ()
     if own is not None:
@@ -157,7 +165,7 @@ def run(network: str, count: int, side: int, senders: int, repetitions: int, apa
     preset, size, _ = NETWORKS[network]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        drawn = draw_folders(place / "films", count, side, senders)
+        drawn = draw_folders(place / FILMS, count, side, senders)
         images = torch.from_numpy(np.stack([fit_square(one, size) for one in drawn]))[:, None]
         detector = random_detector(preset, size, images)
         orthanc = Orthanc(place / "orthanc").start()
@@ -165,9 +173,9 @@ def run(network: str, count: int, side: int, senders: int, repetitions: int, apa
             subprocess.run(["taskset", "--all-tasks", "--cpu-list", "--pid", str(others), str(orthanc.pid)], check=True)
         numbers = iter(range(1000))
         ways: dict[str, Callable[[], dict[str, float]]] = {
-            "detect run": lambda: timed_run(detector, place / "films", place, with_objects=False),
-            "detect run --dicom-out sc,sr": lambda: timed_run(detector, place / "films", place, with_objects=True),
-            "serve": lambda: one_service(detector, place / "films", place, orthanc, count, next(numbers), pinned),
+            "detect run": lambda: timed_run(detector, place / FILMS, place, with_objects=False),
+            "detect run --dicom-out sc,sr": lambda: timed_run(detector, place / FILMS, place, with_objects=True),
+            "serve": lambda: one_service(detector, place, orthanc, send, count, next(numbers), pinned),
         }
         try:
             seconds = measured(ways, repetitions)
@@ -179,6 +187,7 @@ def run(network: str, count: int, side: int, senders: int, repetitions: int, apa
         "network": network,
         "films": count,
         "side": side,
+        "results sent by": send,
         "cores": "one for the service and the run, one for Orthanc and senders" if apart else "shared by all",
         **{f"{name}, films/s": round(value, 2) for name, value in films_per_second.items()},
         **{f"{name}, CPU ms/film": round(1000 * times["own"] / count, 1) for name, times in seconds.items()},
@@ -207,13 +216,16 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=1024)
     parser.add_argument("--senders", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--send", choices=("dicomweb", "dimse"), default="dicomweb", help="how results reach Orthanc")
     parser.add_argument("--apart", action="store_true", help="Orthanc and senders on a core of their own")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if PROGRAM is None or web_plugin() is None or storescu() is None:
         raise SystemExit("this needs orthanc, orthanc-dicomweb and dcmtk (storescu)")
-    found = run(options.network, options.films, options.side, options.senders, options.repetitions, options.apart)
-    report({"machine": machine(), **found}, options.json)
+    values = run(
+        options.network, options.films, options.side, options.senders, options.send, options.repetitions, options.apart
+    )
+    report({"machine": machine(), **values}, options.json)
 
 
 if __name__ == "__main__":

@@ -80,34 +80,34 @@ def serve(
     require_packages("afire serve")
     from afire.detect.base import detector_folder, load_detector
     from afire.detect.run import detector_hash
-    from afire.pacs import addresses, secrecy, service
+    from afire.pacs import connections, service
     from afire.pacs.objects import parse_kinds
     from afire.pacs.receive import ReceiveSettings
     from afire.weights import pick_device
 
-    destination = addresses.parse_destination(send)
-    key_password = secrecy.read_password(tls_key_password_file, KEY_PASSWORD)
-    certificate = secrecy.certificate_of(tls_cert, tls_key, key_password)
-    send_key_password = secrecy.read_password(send_key_password_file, SEND_KEY_PASSWORD)
-    send_certificate = secrecy.certificate_of(send_cert, send_key, send_key_password, "--send") or certificate
-    credentials = secrecy.Credentials(
-        send_user, secrecy.read_password(send_password_file, PASSWORD), send_ca, send_certificate
+    destination = connections.parse_destination(send)
+    key_password = connections.read_password(tls_key_password_file, KEY_PASSWORD)
+    certificate = connections.certificate_of(tls_cert, tls_key, key_password)
+    send_key_password = connections.read_password(send_key_password_file, SEND_KEY_PASSWORD)
+    send_certificate = connections.certificate_of(send_cert, send_key, send_key_password, "--send") or certificate
+    credentials = connections.Credentials(
+        send_user, connections.read_password(send_password_file, PASSWORD), send_ca, send_certificate
     )
     if destination.tls:
         credentials.context()  # a mistake in it is reported before anything starts
     if not insecure:
-        secrecy.require_secure(bind, "--bind", is_tls=certificate is not None)
-        secrecy.require_secure(destination.host, "--send", is_tls=destination.tls)
-        secrecy.require_secure(health_bind, "--health-bind", is_tls=False)
+        connections.require_secure(bind, "--bind", is_tls=certificate is not None)
+        connections.require_secure(destination.host, "--send", is_tls=destination.tls)
+        connections.require_secure(health_bind, "--health-bind", is_tls=False)
     settings = service.ServiceSettings(
         spool=spool,
         receive=ReceiveSettings(
-            title=addresses.parse_title(aet, "--aet"),
+            title=connections.parse_title(aet, "--aet"),
             host=bind,
             port=port,
-            callers=[addresses.parse_caller(text) for text in allow],
-            min_free=addresses.parse_size(min_free),
-            tls=secrecy.server_context(certificate, tls_ca),
+            callers=[connections.parse_caller(text) for text in allow],
+            min_free=connections.parse_size(min_free),
+            tls=connections.server_context(certificate, tls_ca),
         ),
         destination=destination,
         credentials=credentials,

@@ -17,11 +17,11 @@ from pydicom.uid import JPEGBaseline8Bit, SecondaryCaptureImageStorage
 
 from afire._version import __version__
 from afire.detect.base import HeatScale
-from afire.pacs.findings import Finding
 from afire.pacs.mould import Elements, Mould, ascii_text, elements, encapsulated
 from afire.pacs.source import (
     MAKER,
     MAKER_MODEL,
+    Finding,
     Ids,
     Source,
     new_object,

@@ -1,8 +1,8 @@
 """What the service did: an audit log of JSON lines, and the counts that `/metrics` shows.
 
-A film has no name in either but a keyed hash of its SOP Instance UID. Who holds the key can tell whether a line is
-about a film; nobody else learns anything. Only the fields of :meth:`Journal.note` can be written, and no tag of a film
-is among them.
+Both name a film only by a keyed hash of its SOP Instance UID. With the key one can check whether a line is about a
+given film; without it the hash says nothing. Only the fields of :meth:`Journal.note` can be written, and none of them
+is a tag of a film.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNUSUAL = re.compile(r"[^A-Za-z0-9 ._:@-]")  # of what a caller says about hims
 
 
 class Keyed:
-    """Hashes that need the spool's own key, which is made when a spool is."""
+    """Hashes with the spool's own key, which is created with the spool."""
 
     def __init__(self, spool: Path) -> None:
         path = spool / KEY
@@ -68,10 +68,10 @@ class Journal:
         self._lost, self._is_torn = 0, False  # lines that a full disk did not take; whether it took a part of one
 
     def note(self, event: str, film: str = "", *, caller: str = "", reason: str = "", kind: str = "") -> None:
-        """One line, on its way to the disk when this returns. ``film`` is a keyed hash.
+        """Write one line; it is with the system, not synced, when this returns. ``film`` is a keyed hash.
 
-        A full disk must not end the service: lines that it does not take are counted, and their number is the first
-        line that it takes again.
+        A full disk must not end the service: lines that could not be written are counted, and their number is the
+        first line that is written when there is space again.
         """
         named = {"film": film, "caller": _UNUSUAL.sub("?", caller)[:80], "reason": reason, "kind": kind}
         line = {"time": _now(), "event": event, **{name: value for name, value in named.items() if value}}

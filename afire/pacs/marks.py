@@ -19,8 +19,7 @@ from pydicom.sr.codedict import codes
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER
-from afire.pacs.findings import Finding, Region
-from afire.pacs.source import MAKER, MAKER_MODEL, Ids, Source, nobody
+from afire.pacs.source import MAKER, MAKER_MODEL, Finding, Ids, Region, Source, nobody
 
 
 def segmentation(source: Source, finding: Finding, region: Region, ids: Ids) -> Dataset:

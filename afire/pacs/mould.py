@@ -1,7 +1,7 @@
-"""Objects of one kind are alike but for a few values: their bytes are made once, and filled in for each film.
+"""Templates: objects of one kind differ in a few values only, so their bytes are made once and filled in for each film.
 
-The libraries make the first one, of placeholders. It is cut at these, and a film's object is the pieces with its own
-values between them: the same bytes that the libraries would write for it, at a small part of the time.
+The libraries make the first object, from placeholders. It is cut at the placeholders, and a film's object is the pieces
+with its own values between them: the bytes that the libraries would write, in a small fraction of the time.
 
 Sequences are written without their lengths, so that a value may be longer or shorter than its placeholder.
 """
@@ -31,15 +31,16 @@ _GROUP_LENGTH = 0x00020000
 def encode(made: Dataset) -> Elements:
     """Every element of a data set, little endian with explicit VR."""
     encodings = convert_encodings(made.get("SpecificCharacterSet") or "ISO_IR 6")
-    encoded = {}
-    for one in made:
-        if one.VR == "SQ":
-            _leave_lengths_open(one)
-        stream = DicomBytesIO()
-        stream.is_little_endian, stream.is_implicit_VR = True, False
-        write_data_element(stream, one, encodings)
-        encoded[int(one.tag)] = stream.getvalue()
-    return encoded
+    stream = DicomBytesIO()
+    stream.is_little_endian, stream.is_implicit_VR = True, False
+    ends = {}
+    for element in made:
+        if element.VR == "SQ":
+            _leave_lengths_open(element)
+        write_data_element(stream, element, encodings)
+        ends[int(element.tag)] = stream.tell()
+    data, starts = stream.getvalue(), [0, *ends.values()]
+    return {tag: data[start:end] for (tag, end), start in zip(ends.items(), starts, strict=False)}
 
 
 def _leave_lengths_open(sequence: DataElement) -> None:

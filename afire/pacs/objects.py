@@ -26,9 +26,19 @@ from afire.errors import ImageError, UserError
 from afire.files import write_atomic
 from afire.pacs import require_packages, silence_libraries
 from afire.pacs.capture import captioned, capture_file, prepare_captures
-from afire.pacs.findings import Finding, Region
 from afire.pacs.mould import Elements, encode
-from afire.pacs.source import Ids, Source, name_patient, place_on_body, read_source, result_uid, series_uid, source_of
+from afire.pacs.source import (
+    Finding,
+    Ids,
+    Region,
+    Source,
+    name_patient,
+    place_on_body,
+    read_source,
+    result_uid,
+    series_uid,
+    source_of,
+)
 from afire.report.detect_pictures import heat_levels, laid_over
 
 Kind = Literal["sc", "sr", "seg", "gsps"]

@@ -1,12 +1,12 @@
-"""The two threads of an association wait for news, instead of looking for it a thousand times a second.
+"""The two threads of an association that receives films wait for data instead of polling.
 
-pynetdicom gives each association a thread for the connection and one for messages, and both sleep a millisecond, look,
-and sleep again. While films come in that takes as much time as the films. Here the first waits until the peer has sent
-something or the second has an answer for it, the second until there is a message.
+pynetdicom gives each association a thread for the connection and one for messages. Both wake up a thousand times a
+second to look for something to do, which takes as much CPU as the films. Here the first one waits until the peer has
+sent something or the second one has an answer to send; the second one waits for a message.
 
-A film comes in some twenty fragments, each of which the library decodes, turns into another object and passes through
-two queues and its state machine. Here they go from the connection to the film, whose header has been written before
-them, so that it is a DICOM file when the last one is there. Everything else is the library's own.
+A film arrives in some twenty fragments. The library decodes each of them, turns it into another object and passes it
+through two queues and its state machine. Here fragments are appended to the film, after a file header that was written
+first, so that the film is a DICOM file when the last fragment has arrived. Everything else is left to the library.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from pynetdicom.dimse_primitives import C_STORE
 from pynetdicom.pdu_primitives import P_DATA
 from pynetdicom.transport import AssociationSocket
 
+from afire.pacs.association import FRAGMENT, IS_COMMAND, IS_LAST, NO_DATA_SET, STORE_ANSWER, command_set, uid_value
 from afire.pacs.mould import elements, file_head
 
 _LONGEST_WAIT = 0.1  # seconds, after which timers and flags are looked at
 _CHUNK = 1 << 18  # bytes: the library reads four thousand at a time, five hundred times for a film
 _LARGEST_FRAGMENT = 1 << 21  # bytes: memory for it is taken before it is there
-_FRAGMENT, _HEAD = 0x04, 10  # type of its message, and bytes before what it holds: type, length, length of its part
-_IS_COMMAND, _IS_LAST = 1, 2  # bits of the byte before the data
+_HEAD = 10  # bytes of a message before what it holds: type, length, length of its fragment
 _IN_TRANSFER = "Sta6"  # the library's name for it
-_NO_DATA_SET, _STORE_ANSWER = 0x0101, 0x8001
 
 
 def wait_for_news(event: Any) -> None:
@@ -53,15 +52,14 @@ def wait_for_news(event: Any) -> None:
 
 
 def let_go(event: Any) -> None:
-    """For a connection that was closed (`evt.EVT_CONN_CLOSE`): who ends before he has asked for anything, as whoever
-    only tries a port does, must not keep his place until the library's patience ends."""
+    """For a connection that was closed (`evt.EVT_CONN_CLOSE`): a peer that closes it before any request, such as a port
+    scan, must not occupy a slot until the library's time-out."""
     if event.assoc.requestor.primitive is None:
-        event.assoc.dul.to_user_queue.put(None)  # what the library takes for the end of its patience
+        event.assoc.dul.to_user_queue.put(None)  # which the library takes for a time-out
 
 
 def _read_message(upper: Any, read_any: Any) -> None:
-    """Commands and the fragments of films, for as long as they are there; anything else is read by ``read_any``, the
-    library's way."""
+    """Read commands and fragments of films while there are any; ``read_any``, the library's own, reads the rest."""
     connection, messages = upper.socket, upper.assoc.dimse
     waits = True  # for the first: there is news
     while upper.state_machine.current_state == _IN_TRANSFER and not upper._kill_thread:
@@ -69,7 +67,7 @@ def _read_message(upper: Any, read_any: Any) -> None:
         if head is None:
             return
         kind, length, part = unpack(">BxII", head) if len(head) == _HEAD else (0, 0, 0)
-        if kind != _FRAGMENT or not 2 < part == length - 4 <= _LARGEST_FRAGMENT:
+        if kind != FRAGMENT or not 2 < part == length - 4 <= _LARGEST_FRAGMENT:
             connection.unread(head)
             break
         data = connection.recv_whole(part)
@@ -83,7 +81,7 @@ def _read_message(upper: Any, read_any: Any) -> None:
 
 
 class _Announced(Queue[Any]):
-    """A queue that calls ``tell`` when something is put into it."""
+    """A queue that calls ``tell`` whenever an item is put into it."""
 
     def __init__(self, tell: Any) -> None:
         super().__init__()
@@ -95,7 +93,7 @@ class _Announced(Queue[Any]):
 
 
 class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
-    """Waits for the peer, or to be woken because there is something to send."""
+    """Waits for data from the peer, or for :meth:`wake`, which says that there is something to send."""
 
     def __init__(self, association: Any, client_socket: socket.socket) -> None:
         self._ear, self._bell = socket.socketpair()
@@ -105,7 +103,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         super().__init__(association, client_socket=client_socket)
 
     def wake(self) -> None:
-        with suppress(OSError):  # it has rung often enough, or the connection is closed
+        with suppress(OSError):  # its buffer is full, or the connection is closed
             self._bell.send(b"!")
 
     @property
@@ -115,7 +113,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
             return False
         if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
             return True
-        seconds = _LONGEST_WAIT if self.event_queue.empty() else 0  # what is known is acted upon first, one by one
+        seconds = _LONGEST_WAIT if self.event_queue.empty() else 0  # events in the queue come first, one by one
         try:
             found, _, _ = select.select([self.socket, self._ear], [], [], seconds)
         except (OSError, ValueError):
@@ -127,7 +125,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return self.socket in found
 
     def recv(self, nr_bytes: int) -> bytearray:
-        """So many bytes; fewer if the peer has hung up."""
+        """``nr_bytes`` bytes; fewer if the peer has closed the connection."""
         assert self.socket is not None
         data = bytearray(self._unread[:nr_bytes])
         self._unread = self._unread[nr_bytes:]
@@ -139,7 +137,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return data
 
     def recv_head(self, waits: bool) -> bytes | None:
-        """The first bytes of a message, fewer if the peer has hung up; nothing if there is none yet."""
+        """The first bytes of a message, fewer if the peer has closed the connection; None if there is none yet."""
         assert self.socket is not None
         if isinstance(self.socket, ssl.SSLSocket):
             return bytes(self.recv(_HEAD)) if waits or self.socket.pending() else None
@@ -150,7 +148,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return head if len(head) in (0, _HEAD) else head + self.recv_whole(_HEAD - len(head))
 
     def recv_whole(self, count: int) -> bytes:
-        """So many bytes, in one call where it can be; fewer if the peer has hung up."""
+        """``count`` bytes, in one call if possible; fewer if the peer has closed the connection."""
         assert self.socket is not None
         if isinstance(self.socket, ssl.SSLSocket):
             return bytes(self.recv(count))
@@ -158,7 +156,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return data if len(data) == count else data + bytes(self.recv(count - len(data)))
 
     def unread(self, data: bytes) -> None:
-        """Bytes that :meth:`recv` gives once more."""
+        """Put bytes back, for the next :meth:`recv`."""
         self._unread = data
 
     def has_unread(self) -> bool:
@@ -171,7 +169,7 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
 
 
 class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
-    """Waits for a message, or to be woken because the peer has hung up."""
+    """Waits for a message, or for :meth:`wake` when the peer has closed the connection."""
 
     def wake(self) -> None:
         self.msg_queue.put((None, None))  # what the library puts there when a connection ends
@@ -181,7 +179,7 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         return isinstance(self.message, C_STORE_RQ)
 
     def receive_primitive(self, primitive: Any) -> None:
-        """Any message in the library's way; a film that is announced gets the header of its file."""
+        """Pass a message to the library; when a film is announced, write the header of its file."""
         expected = self.expects_film()
         super().receive_primitive(primitive)
         if self.expects_film() and not expected:
@@ -191,9 +189,9 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
 
     def add_fragment(self, data: bytes) -> None:
         """Context, bits and data of a fragment; the last one, or all of a command, is a message like any other."""
-        if self.expects_film() and not data[1] & _IS_COMMAND:
+        if self.expects_film() and not data[1] & IS_COMMAND:
             self.message.data_set.write(memoryview(data)[2:])
-            if not data[1] & _IS_LAST:
+            if not data[1] & IS_LAST:
                 return
             data = data[:2]  # what it held is in the film
         message = P_DATA()
@@ -215,22 +213,22 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         )
 
     def send_msg(self, primitive: Any, context_id: int) -> None:
-        """Answers about films are a few numbers and ids, and leave from this thread: the peer waits for them. Anything
-        else goes the library's way; so does all of TLS, whose connections two threads must not use at once."""
+        """Send answers about films from this thread, because the peer waits for them; they are a few numbers and ids.
+        The library sends everything else, and all of TLS, whose connections two threads must not use at once."""
         if not isinstance(primitive, C_STORE) or primitive.MessageIDBeingRespondedTo is None:
             super().send_msg(primitive, context_id)
             return
-        data = bytes([_IS_COMMAND | _IS_LAST]) + _store_answer(primitive)
+        data = bytes([IS_COMMAND | IS_LAST]) + _store_answer(primitive)
         connection = self.dul.socket
         if isinstance(connection.socket, ssl.SSLSocket):
             answer = P_DATA()
             answer.presentation_data_value_list = [[context_id, data]]
             self.dul.send_pdu(answer)
         elif connection.socket is not None and self.dul.state_machine.current_state == _IN_TRANSFER:
-            connection.send(pack(">BxIIB", _FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
+            connection.send(pack(">BxIIB", FRAGMENT, len(data) + 5, len(data) + 1, context_id) + data)
 
     def get_msg(self, block: bool = False) -> Any:
-        """The next message, now or soon; nothing if the peer wants to end."""
+        """The next message, after a short wait; none if the peer is closing the connection."""
         try:
             return self.msg_queue.get(timeout=self.dimse_timeout if block else _LONGEST_WAIT)
         except Empty:
@@ -238,22 +236,12 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
 
 
 def _store_answer(answer: C_STORE) -> bytes:
-    """The command set of a C-STORE response, little endian without VRs, as all of them are."""
-    body = b"".join([
-        _command(0x0002, _padded_uid(answer.AffectedSOPClassUID)),
-        _command(0x0100, pack("<H", _STORE_ANSWER)),
-        _command(0x0120, pack("<H", answer.MessageIDBeingRespondedTo)),
-        _command(0x0800, pack("<H", _NO_DATA_SET)),
-        _command(0x0900, pack("<H", answer.Status)),
-        _command(0x1000, _padded_uid(answer.AffectedSOPInstanceUID)),
-    ])  # fmt: skip
-    return _command(0x0000, pack("<I", len(body))) + body
-
-
-def _command(element: int, value: bytes) -> bytes:
-    return pack("<HHI", 0, element, len(value)) + value
-
-
-def _padded_uid(uid: UID | None) -> bytes:
-    text = str(uid or "").encode("ascii")
-    return text + bytes(len(text) % 2)
+    """The command set of a C-STORE response."""
+    return command_set({
+        0x0002: uid_value(answer.AffectedSOPClassUID),
+        0x0100: pack("<H", STORE_ANSWER),
+        0x0120: pack("<H", answer.MessageIDBeingRespondedTo),
+        0x0800: pack("<H", NO_DATA_SET),
+        0x0900: pack("<H", answer.Status),
+        0x1000: uid_value(answer.AffectedSOPInstanceUID),
+    })  # fmt: skip

@@ -1,7 +1,7 @@
-"""Films come in: a DICOM storage provider that says *stored* only when a power cut could not undo it.
+"""Films are received: a DICOM storage provider that answers *stored* only when a power cut could not undo it.
 
-Callers are known by title and address. There is a presentation context for films alone; what comes through one and is
-no film all the same (a screenshot, a result of our own) is acknowledged and not kept, so that its sender's job goes on.
+Callers are identified by title and address. There are presentation contexts for films only. Other objects that use them
+(a screenshot, a result of our own) are acknowledged and dropped, so that the sender's job goes on.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from afire.data.decode import MAX_PIXELS, MODALITIES
 from afire.data.dicom import parse_film
 from afire.data.film import quiet_readers
 from afire.errors import UserError
-from afire.pacs.addresses import Caller, plain_address
-from afire.pacs.fresh import ParsedFilm
+from afire.pacs.connections import Caller, plain_address
 from afire.pacs.journal import Journal, Keyed
 from afire.pacs.reactor import let_go, wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
 from afire.pacs.source import TAGS as SOURCE_TAGS
 from afire.pacs.spool import FilmName, Spool
+from afire.pacs.sync import ParsedFilm
 
 STORED, OUT_OF_RESOURCES, MISMATCH, NOT_UNDERSTOOD = 0x0000, 0xA700, 0xA900, 0xC000
 FILM_CLASSES = (
@@ -112,7 +112,7 @@ class Receiver:
         return int(self._server.socket.getsockname()[1])
 
     def stop(self, seconds: float) -> None:
-        """Take no more callers; those who are connected may end what they do for ``seconds``."""
+        """Accept no more callers; connected ones have ``seconds`` to finish."""
         if self._server is None:
             return
         open_ones = self._server.active_associations

@@ -15,8 +15,8 @@ from afire.detect.base import AnomalyDetector
 from afire.detect.findings import OUT_OF_DOMAIN, UNREADABLE
 from afire.detect.run import BATCH, Drawing, Drawn, score_batch, share_of_cores, side_by_side
 from afire.errors import UserError
+from afire.pacs.health import LiveList
 from afire.pacs.journal import Journal
-from afire.pacs.live import LiveList
 from afire.pacs.objects import ObjectMaker
 from afire.pacs.spool import FilmName, Spool
 from afire.processes import usable_cores

@@ -1,8 +1,8 @@
-"""Results go out: stored by DICOMweb (STOW-RS) or DIMSE (C-STORE), at least once, with a back-off of our own.
+"""Results are sent: by DICOMweb (STOW-RS) or DIMSE (C-STORE), at least once, with our own back-off.
 
-An object is forgotten when its receiver has said that it is stored. What is sent twice has the same id twice, which is
-one object. What can pass (no connection, a full disk, a wrong password) is tried again, ever more rarely; what the
-receiver refuses goes to ``failed``.
+An object is removed when its receiver has confirmed that it is stored. An object that is sent twice has the same id
+both times, so it is one object. Temporary errors (no connection, a full disk, a wrong password) are retried at growing
+intervals; objects that the receiver refuses go to ``failed``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
 
-import pydicom
 import requests
 from dicomweb_client.web import DICOMwebClient
 from pydicom.dataset import Dataset
@@ -29,25 +28,27 @@ from pydicom.uid import (
     SecondaryCaptureImageStorage,
     SegmentationStorage,
 )
-from pynetdicom import AE, _config
 from requests.adapters import HTTPAdapter
 
 from afire.data.film import quiet_readers
-from afire.pacs.addresses import Destination
+from afire.pacs.association import AssociationError, NoContextError, StoreAssociation, StoredObject
+from afire.pacs.connections import Credentials, Destination
 from afire.pacs.journal import Journal
-from afire.pacs.secrecy import Credentials
 from afire.pacs.spool import ResultName, Spool
 
 _CLASSES = (
     SecondaryCaptureImageStorage, ComprehensiveSRStorage, SegmentationStorage,
     GrayscaleSoftcopyPresentationStateStorage,
 )  # fmt: skip
+# Each with its own context, so that a receiver accepts the syntax of our files beside the one that it prefers.
+_KINDS = [(kind, syntax) for kind in _CLASSES for syntax in (ExplicitVRLittleEndian, ImplicitVRLittleEndian)]
+_KINDS.append((SecondaryCaptureImageStorage, JPEGBaseline8Bit))
 _TIMEOUT = 30.0
 _IDLE_SECONDS = 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 _TOGETHER = 8  # films whose results are sent in one go
-_ONE_REQUEST = 2**31  # bytes: never in chunks, of which some servers forget the first
-# Of the receiver's answers these are about the data; all others may be different tomorrow.
+_ONE_REQUEST = 2**31  # bytes: never in chunks, because some servers lose the first one
+# These answers are about the data and final; all others are retried.
 _REFUSALS = (
     HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -66,7 +67,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of an object, and the receiver's reason as a code, which quotes nothing."""
+    """What became of an object, and the receiver's reason as a code, without any text from it."""
 
     outcome: Outcome
     reason: str = ""
@@ -78,21 +79,21 @@ class Sender(Protocol):
     sends_together: bool  # whether several objects are one message; else each is acknowledged before the next is sent
 
     def send(self, paths: Sequence[Path]) -> list[Answer]:
-        """Send DICOM files: an answer for each, in their order. After one that may pass, the rest may not be tried."""
+        """Send DICOM files: an answer for each, in order. After a temporary error the rest need not be tried."""
 
     def rest(self) -> None:
         """There is nothing to send for now."""
 
 
 def open_sender(destination: Destination, title: str, credentials: Credentials) -> Sender:
-    """The way to ``destination`` for the application entity ``title``."""
+    """A sender to ``destination`` for the application entity ``title``."""
     if destination.protocol == "dicomweb":
         return WebSender(destination.url, credentials)
     return DimseSender(destination, title, credentials.context() if destination.tls else None)
 
 
 class _FileClient(DICOMwebClient):  # type: ignore[misc]
-    """Stores files as they are: the client's own way reads and writes each of them once more."""
+    """Stores files unchanged: the client itself would parse and write each of them again."""
 
     def store_files(self, files: Sequence[bytes]) -> Dataset:
         stored: Dataset = self._http_post_multipart_application_dicom(f"{self.base_url}/studies", files)
@@ -100,7 +101,7 @@ class _FileClient(DICOMwebClient):  # type: ignore[misc]
 
 
 class _CertifiedAdapter(HTTPAdapter):  # type: ignore[misc]
-    """Shows our certificate, whose key may need a password."""
+    """Presents our certificate, whose key may need a password."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -117,7 +118,7 @@ class WebSender:
 
     def __init__(self, url: str, credentials: Credentials) -> None:
         session = requests.Session()
-        session.trust_env = False  # no proxy and no password from somewhere else
+        session.trust_env = False  # no proxy and no password from the environment
         session.verify = str(credentials.ca) if credentials.ca else True
         session.headers["Accept"] = "application/dicom+json"
         if credentials.user:
@@ -125,13 +126,13 @@ class WebSender:
         if url.startswith("https:"):
             session.mount("https://", _CertifiedAdapter(credentials.context()))
         self._client = _FileClient(url, session=session, chunk_size=_ONE_REQUEST, timeout=_TIMEOUT)
-        self._client.set_http_retry_params(retry=False)  # it would wait inside, unseen
+        self._client.set_http_retry_params(retry=False)  # the courier retries
 
     def send(self, paths: Sequence[Path]) -> list[Answer]:
         together = self._store(paths)
         if len(paths) == 1 or together.outcome is not Outcome.REFUSED:
             return [together] * len(paths)
-        return [self._store([path]) for path in paths]  # which of them it was: each gets an answer of its own
+        return [self._store([path]) for path in paths]  # to find the refused one: each gets its own answer
 
     def _store(self, paths: Sequence[Path]) -> Answer:
         """All, or the reason why not all."""
@@ -156,15 +157,8 @@ class DimseSender:
     sends_together = False
 
     def __init__(self, destination: Destination, title: str, tls: ssl.SSLContext | None) -> None:
-        _config.LOG_HANDLER_LEVEL = "none"
-        self._destination, self._tls = destination, tls
-        self._ae = AE(ae_title=title)
-        self._ae.network_timeout = self._ae.dimse_timeout = self._ae.acse_timeout = _TIMEOUT
-        self._ae.connection_timeout = _TIMEOUT
-        for kind in _CLASSES:
-            self._ae.add_requested_context(kind, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-        self._ae.add_requested_context(SecondaryCaptureImageStorage, JPEGBaseline8Bit)
-        self._association: Any = None
+        self._destination, self._title, self._tls = destination, title, tls
+        self._association: StoreAssociation | None = None
 
     def send(self, paths: Sequence[Path]) -> list[Answer]:
         answers: list[Answer] = []
@@ -175,60 +169,60 @@ class DimseSender:
         return answers + [answers[-1]] * (len(paths) - len(answers))
 
     def _store(self, path: Path) -> Answer:
-        association = self._associate()
-        if association is None:
-            return Answer(Outcome.LATER, "no association")
-        made = pydicom.dcmread(path)
-        accepted = [one for one in association.accepted_contexts if one.abstract_syntax == made.SOPClassUID]
-        if not accepted:
-            return Answer(Outcome.REFUSED, "no presentation context for this kind of object")
-        syntax = made.file_meta.TransferSyntaxUID
-        if syntax.is_compressed and not any(syntax in one.transfer_syntax for one in accepted):
-            made.decompress(generate_instance_uid=False)  # the receiver takes plain pixels only
         try:
-            status: Dataset = association.send_c_store(made)
-        except (RuntimeError, ValueError):  # the association was lost meanwhile, or the syntax is not accepted
-            self._association = None
-            return Answer(Outcome.LATER, "the association was lost")
-        if "Status" not in status:
-            self._association = None
-            return Answer(Outcome.LATER, "no answer")
-        return _answer_to(int(status.Status))
+            association = self._associate()
+        except (OSError, AssociationError):
+            return Answer(Outcome.LATER, "no association")
+        try:
+            return _answer_to(association.store(StoredObject.of(path)))
+        except NoContextError as error:
+            return Answer(Outcome.REFUSED, str(error))
+        except AssociationError as error:  # it may have been stored: it is sent again under the same id
+            self._drop()
+            return Answer(Outcome.LATER, str(error))
 
     def rest(self) -> None:
-        if self._association is not None and self._association.is_established:
+        if self._association is not None:
             self._association.release()
         self._association = None
 
-    def _associate(self) -> Any:
-        if self._association is None or not self._association.is_established:
+    def _associate(self) -> StoreAssociation:
+        if self._association is not None and not self._association.is_open():
+            self._drop()
+        if self._association is None:
             where = self._destination
-            tls = (self._tls, where.host) if self._tls is not None else None
-            self._association = self._ae.associate(where.host, where.port, ae_title=where.title, tls_args=tls)
-        return self._association if self._association.is_established else None
+            self._association = StoreAssociation(
+                where.host, where.port, titles=(self._title, where.title), kinds=_KINDS, timeout=_TIMEOUT, tls=self._tls
+            )
+        return self._association
+
+    def _drop(self) -> None:
+        if self._association is not None:
+            self._association.close()
+        self._association = None
 
 
 def _answer_to(status: int) -> Answer:
-    """What a DIMSE status, or STOW's failure reason, says."""
+    """What a DIMSE status, or a failure reason of STOW, means."""
     if status in (0x0000, _DUPLICATE) or 0xB000 <= status < 0xC000:
         return Answer(Outcome.STORED)
     return Answer(Outcome.LATER if status in _MAY_PASS else Outcome.REFUSED, f"status 0x{status:04X}")
 
 
 class Courier:
-    """Takes results from the spool to their receiver until it is told to stop."""
+    """Sends the results in the spool to their receiver until it is stopped."""
 
     def __init__(self, spool: Spool, sender: Sender, journal: Journal, first_wait: float = _FIRST_WAIT) -> None:
         self._spool, self._sender, self._journal = spool, sender, journal
         self._first_wait, self._failures = first_wait, 0
 
     def run(self, stop: Event) -> None:
-        """Send what there is, and wait for more."""
+        """Send waiting results, and wait for more."""
         while not stop.is_set():
             results = self._spool.next_results(_TOGETHER, _IDLE_SECONDS)
             try:
                 left = self._deliver(results)
-            except OSError as error:  # a full disk: what was delivered cannot be recorded now
+            except OSError as error:  # a full disk: deliveries cannot be recorded now
                 self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
                 self._failures, left = self._failures + 1, results
             if left:
@@ -252,7 +246,7 @@ class Courier:
             return []
         left: list[ResultName] = []
         for group in [objects] if self._sender.sends_together else [[one] for one in objects]:
-            here = [one for one in group if one[2].exists()]  # or it went to failed with another one of its film
+            here = [one for one in group if one[2].exists()]  # unless moved to failed with another object of its film
             if left:  # the receiver is away
                 left += [result for result, _, _ in here if result not in left]
             elif here:
@@ -270,7 +264,7 @@ class Courier:
         return [result for result, kinds in told.items() if not self._settle(result, kinds)]
 
     def _settle(self, result: ResultName, answers: Mapping[str, Answer]) -> bool:
-        """Do what the receiver's answers ask for; whether nothing of these results is left to send."""
+        """Record the receiver's answers; returns whether nothing of these results is left to send."""
         refused = [f"{kind}: {answer.reason}" for kind, answer in answers.items() if answer.outcome is Outcome.REFUSED]
         stored = [kind for kind, answer in answers.items() if answer.outcome is Outcome.STORED]
         if stored:

@@ -16,14 +16,12 @@ from afire.detect.base import AnomalyDetector
 from afire.detect.findings import rule_of
 from afire.files import folder_lock, sha256_text
 from afire.pacs import silence_libraries
-from afire.pacs.addresses import Destination, is_loopback
-from afire.pacs.health import Health, HealthServer
+from afire.pacs.connections import Credentials, Destination, is_loopback
+from afire.pacs.health import Health, HealthServer, LiveList
 from afire.pacs.journal import AUDIT, Journal, Keyed
-from afire.pacs.live import LiveList
 from afire.pacs.objects import Kind, ObjectMaker
 from afire.pacs.receive import Receiver, ReceiveSettings
 from afire.pacs.score import Scorer
-from afire.pacs.secrecy import Credentials
 from afire.pacs.send import Courier, open_sender
 from afire.pacs.spool import Observe, Spool
 

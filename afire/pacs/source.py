@@ -1,7 +1,9 @@
-"""The header of a film, as the objects that are derived from it need it, and what they all have in common.
+"""What all objects have in common: the film's header as they need it, and the finding that they report.
 
-Who the patient is goes from the film into these objects and nowhere else. The libraries that build them get ids and
-sizes only: some of them log what they find odd about a name.
+The patient's tags go from the film into these objects and nowhere else. The libraries that build them get ids and sizes
+only: some of them log a name that they find odd.
+
+Shapes: H x W pixels of a film, h x w of its region, small.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.tag import Tag
 from pydicom.uid import UID, ComputedRadiographyImageStorage, ExplicitVRLittleEndian, generate_uid
+from scipy.ndimage import label
 from typing_extensions import TypedDict
 
 from afire._version import __version__
 from afire.data.dicom import read_tags
 from afire.data.film import quiet_readers
+from afire.detect.base import DISCLAIMER
+from afire.detect.findings import OUT_OF_DOMAIN, SCORED, FilmResult, Judgement, Rule
 from afire.errors import ImageError
 from afire.files import sha256_file
 from afire.pacs.mould import Elements, elements
@@ -103,19 +110,19 @@ def _identity(tags: Dataset) -> Dataset:
     return identity
 
 
-def _only(tags: Dataset, wanted: frozenset[int]) -> Dataset:
-    """Those of the ``tags`` that are ``wanted``: to look for each by its name takes ten times as long."""
-    found = Dataset()
-    for tag in tags.keys():  # noqa: SIM118 - a data set gives its elements, and would convert each
-        if tag in wanted:
-            found[tag] = tags[tag]
-    return found
+def _only(tags: Dataset, names: frozenset[int], *, with_empty: bool = True) -> Dataset:
+    """The elements of ``tags`` that are in ``names``: looking up each by its keyword takes ten times as long."""
+    chosen = Dataset()
+    for tag in tags.keys():  # noqa: SIM118 - a data set yields its elements, and would convert each
+        if tag in names:
+            element = tags[tag]
+            if with_empty or not element.is_empty:
+                chosen[tag] = element
+    return chosen
 
 
 def _image(tags: Dataset, film: Path) -> Dataset:
-    image = _only(tags, _IMAGE_TAGS)
-    for tag in [one.tag for one in image if one.is_empty]:
-        del image[tag]
+    image = _only(tags, _IMAGE_TAGS, with_empty=False)
     if "SOPInstanceUID" not in image:
         image.SOPInstanceUID = generate_uid(entropy_srcs=["film", sha256_file(film)])
     if "SOPClassUID" not in image:
@@ -232,3 +239,74 @@ def result_uid(instance: str, model_hash: str, kind: str) -> UID:
 def series_uid(study: str, model_hash: str, kind: str) -> UID:
     """The series of a model's results of one kind in a study."""
     return generate_uid(entropy_srcs=["afire series", study, model_hash, kind])
+
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Region:
+    """The connected area around the hottest place that the overlay colours, small, in the film's proportions."""
+
+    mask: Mask  # (h, w)
+
+    @classmethod
+    def of(cls, levels: NDArray[np.uint8]) -> Region | None:
+        """From steps of the heat's scale (h, w), 0 = below it; nothing when nothing stands out."""
+        if not levels.any():
+            return None
+        areas, _ = label(levels > 0)
+        return cls(areas == areas.flat[int(levels.argmax())])
+
+    def box(self, height: int, width: int) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom on a film of that size."""
+        rows, columns = np.nonzero(self.mask)
+        down, across = height / self.mask.shape[0], width / self.mask.shape[1]
+        return (
+            float(columns.min() * across),
+            float(rows.min() * down),
+            float((columns.max() + 1) * across),
+            float((rows.max() + 1) * down),
+        )
+
+    def on_film(self, height: int, width: int) -> Mask:
+        """(H, W), each pixel as the small one it lies in."""
+        rows = np.arange(height) * self.mask.shape[0] // height
+        columns = np.arange(width) * self.mask.shape[1] // width
+        return self.mask[np.ix_(rows, columns)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A film's result and its place among the calibration normals; no judgement means that it was not scored."""
+
+    result: FilmResult
+    judgement: Judgement | None
+    region: Region | None
+    model_hash: str
+
+    @classmethod
+    def of(cls, result: FilmResult, rule: Rule, region: Region | None, model_hash: str) -> Finding:
+        return cls(result, rule.judge(result), region if result.status == SCORED else None, model_hash)
+
+    @classmethod
+    def none(cls) -> Finding:
+        """Of no film: what an object of a kind is first made of."""
+        return cls(FilmResult(0, "", OUT_OF_DOMAIN), None, None, "")
+
+    @property
+    def reason(self) -> str:
+        """Why there is no score."""
+        return "; ".join(self.result.objections)
+
+    @property
+    def words(self) -> str:
+        """The finding in one line."""
+        if self.judgement is None:
+            return f"out of domain, not scored: {self.reason}"
+        return f"score {self.result.score:.3g}, p-value {self.judgement.p_value:.3g}; {self.result.region}"
+
+    @property
+    def derivation(self) -> str:
+        """How an object came about, for its header."""
+        return f"afire {__version__}, model {self.model_hash[:12]}: {self.words}. {DISCLAIMER}"

@@ -1,4 +1,4 @@
-"""Films and results of the service on disk: whatever is cut off, and when, nothing is lost and nothing is done twice.
+"""Films and results of the service on disk: wherever it is interrupted, nothing is lost and nothing is done twice.
 
     incoming/FILM-PIXELS.dcm            a film whose sender was told that we have it
     scored/FILM-PIXELS-RECIPE/          its results, all of them; the film is still there
@@ -8,10 +8,10 @@
     quarantine/FILM-PIXELS.dcm          another film under an id that we have seen with other pixels
 
 FILM and PIXELS are keyed hashes of the SOP Instance UID and of the pixels, RECIPE is one of the model and the kinds of
-objects: a name tells nobody whose film it is, and a second delivery has the name of the first. Every step is one rename
-or one unlink, and a start goes on from whatever it finds. What is half-written has a name that no start takes for a
-film. A film is synced to the disk before it is acknowledged, and its results before it is removed. Later steps are not:
-a power cut may undo them, and doing them again changes nothing.
+objects: a name does not tell whose film it is, and a second delivery has the name of the first. Every step is one
+rename or one unlink, and a start continues from the files that it finds. Unfinished files have a name that is not taken
+for a film. A film is synced to the disk before it is acknowledged, and its results before it is removed. Later steps
+are not: a power cut may undo them, and repeating them changes nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from threading import Condition, RLock
 from typing import Any, Protocol
 
 from afire.files import names_path, read_json, remove_unfinished, write_json
-from afire.pacs.fresh import FreshFilms, ParsedFilm
-from afire.pacs.sync import SharedSync, sync, write_synced
+from afire.pacs.sync import FreshFilms, ParsedFilm, SharedSync, sync, write_synced
 
 INCOMING, SCORED, OUTGOING = "incoming", "scored", "outgoing"
 DONE, FAILED, QUARANTINE = "done", "failed", "quarantine"
@@ -107,8 +106,8 @@ class Spool:
     def receive(self, name: FilmName, data: bytes, parsed: ParsedFilm | None = None) -> Receipt:
         """Keep a film. When this returns, a power cut changes nothing about it.
 
-        ``parsed`` is kept in memory for who scores it, if there is room. Then it goes past the system's memory of
-        files, in which nobody would look for it: to fill that takes longer than the disk.
+        ``parsed`` is kept in memory for scoring, if there is room. The file is then written past the system's page
+        cache, because it is not read again and filling the cache takes longer than the disk.
         """
         part = self.root / INCOMING / f"{_UNFINISHED}{secrets.token_hex(8)}{_SUFFIX}"
         write_synced(part, data, direct=parsed is not None and self._fresh.has_room(parsed.size))
@@ -150,8 +149,8 @@ class Spool:
     def claim(self, most: int, share: int, seconds: float) -> list[FilmName]:
         """Films to score, at most ``most`` and one of ``share`` parts of those that wait; none after ``seconds``.
 
-        Films that are few wait for others for a moment, if they follow each other closely: networks look at several
-        in little more time than at one.
+        A few films wait a moment for others, if films follow each other closely: a larger batch takes the networks
+        less time per film.
         """
         with self._lock:
             self._to_be_scored.wait_for(lambda: bool(self._to_score), seconds)
@@ -169,7 +168,7 @@ class Spool:
             self._to_be_scored.notify_all()
 
     def fresh(self, name: FilmName) -> ParsedFilm | None:
-        """A film as it was parsed when it came, once, if it came lately."""
+        """A recently received film as it was parsed then; it can be fetched once."""
         return self._fresh.take(str(name))
 
     def film(self, name: FilmName) -> Path:
@@ -226,7 +225,7 @@ class Spool:
             self._to_be_sent.notify()
 
     def fail_film(self, name: FilmName, reason: str) -> None:
-        """A film that cannot be scored, whoever tries: kept for a person to look at."""
+        """A film that cannot be scored: kept for a person to look at."""
         folder = self.root / FAILED / str(name)
         folder.mkdir(exist_ok=True)
         write_json(folder / REASON, {"reason": reason})
@@ -243,7 +242,7 @@ class Spool:
             return [self._to_send.popleft() for _ in range(min(most, len(self._to_send)))]
 
     def send_later(self, results: Iterable[ResultName]) -> None:
-        """Behind the others: one that the receiver stumbles over does not keep them back."""
+        """Put results at the end of the queue, so that one with a problem does not hold up the others."""
         with self._lock:
             self._to_send.extend(results)
 

@@ -43,12 +43,13 @@ from afire._version import __version__
 from afire.detect.base import DISCLAIMER
 from afire.detect.findings import OUT_OF_DOMAIN as NOT_SCORED
 from afire.detect.findings import SCORED, FilmResult, Judgement
-from afire.pacs.findings import Finding, Region
 from afire.pacs.mould import Elements, Mould, ascii_text
 from afire.pacs.source import (
     MAKER,
     MAKER_MODEL,
+    Finding,
     Ids,
+    Region,
     Source,
     new_object,
     own_elements,

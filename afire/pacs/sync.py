@@ -1,12 +1,19 @@
-"""What a power cut must not undo: files and names on their way to the disk, several at a time where it can be."""
+"""Files that a power cut must not undo, synced together where possible; and new films in memory beside the spool.
+
+A film that was received a moment ago is kept as it was parsed then, so that it need not be read again to be scored.
+Such films take a limited number of bytes; a film that is not in memory is read from the spool.
+"""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Condition, local
+from threading import Condition, Lock, local
+
+from pydicom.dataset import Dataset
 
 from afire.files import names_path
 
@@ -83,7 +90,7 @@ def _write_direct(handle: int, data: bytes) -> None:
 
 
 class SharedSync:
-    """Syncs a folder for all who ask meanwhile: whoever comes while one is under way waits for the next, together."""
+    """Syncs a folder for several threads at once: those that call during a sync share the next one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -109,3 +116,40 @@ class SharedSync:
                 self._is_running = False
                 self._finished = number if went_well else self._finished
                 self._turn.notify_all()
+
+
+MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class ParsedFilm:
+    """The tags of a film that scoring and its results need, pixels included, and the bytes of its file."""
+
+    tags: Dataset
+    size: int
+
+
+class FreshFilms:
+    """At most ``most_bytes`` of films, by their names in the spool. Threads may share it."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._films: dict[str, ParsedFilm] = {}
+        self._lock = Lock()
+
+    def has_room(self, size: int) -> bool:
+        return self._bytes + size <= self._most
+
+    def keep(self, name: str, film: ParsedFilm) -> None:
+        """Unless there is no room."""
+        with self._lock:
+            if name not in self._films and self.has_room(film.size):
+                self._films[name] = film
+                self._bytes += film.size
+
+    def take(self, name: str) -> ParsedFilm | None:
+        """A film, which is forgotten with this; nothing if it is not here."""
+        with self._lock:
+            film = self._films.pop(name, None)
+            self._bytes -= film.size if film is not None else 0
+            return film

@@ -22,9 +22,8 @@ from pynetdicom.presentation import StoragePresentationContexts
 
 from afire.detect.base import AnomalyDetector
 from afire.detect.run import detector_hash
-from afire.pacs.addresses import parse_caller, parse_destination
+from afire.pacs.connections import Credentials, parse_caller, parse_destination
 from afire.pacs.receive import ReceiveSettings
-from afire.pacs.secrecy import Credentials
 from afire.pacs.service import Service, ServiceSettings
 
 LOOPBACK = "127.0.0.1"
@@ -37,7 +36,8 @@ class Pacs:
         self._tls = tls
         self.kept: list[Dataset] = []
         self.answer: Callable[[Dataset], int] = lambda _: 0x0000
-        self.attempts = 0
+        self.attempts = self.associations = 0
+        self.drops: dict[int, str] = {}  # attempt -> whether the connection ends "before" or "after" the object is kept
         self._lock = threading.Lock()
         self._ae = AE(ae_title="PACS")
         self._ae.supported_contexts = [deepcopy(one) for one in StoragePresentationContexts]
@@ -45,7 +45,7 @@ class Pacs:
         self.port = 0
 
     def start(self) -> Pacs:
-        handlers = [(evt.EVT_C_STORE, self._store)]
+        handlers = [(evt.EVT_C_STORE, self._store), (evt.EVT_ACCEPTED, self._count)]
         self._server = self._ae.start_server(
             (LOOPBACK, self.port), block=False, ssl_context=self._tls, evt_handlers=handlers
         )
@@ -59,17 +59,27 @@ class Pacs:
     def stop(self) -> None:
         if self._server is not None:
             self._server.shutdown()
-            for association in self._ae.active_associations:
-                association.abort()
+            self.hang_up()
             self._server = None
+
+    def hang_up(self) -> None:
+        """On everybody who is connected; new connections are accepted."""
+        for association in self._ae.active_associations:
+            association.abort()
+
+    def _count(self, _event: Any) -> None:
+        self.associations += 1
 
     def _store(self, event: Any) -> int:
         made = event.dataset
         with self._lock:
             self.attempts += 1
+            drop = self.drops.get(self.attempts, "")
             status = self.answer(made)
-            if status == 0:
+            if status == 0 and drop != "before":
                 self.kept.append(made)
+        if drop:
+            event.assoc.dul.socket.close()
         return status
 
     def ids(self) -> list[str]:

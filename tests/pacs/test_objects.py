@@ -27,9 +27,8 @@ from afire.detect.run import Drawing, Drawn, ReadFilm
 from afire.errors import ImageError, UserError
 from afire.pacs import silence_libraries
 from afire.pacs.capture import captioned, secondary_capture
-from afire.pacs.findings import Finding, Region
 from afire.pacs.objects import KINDS, Kind, ObjectMaker, ObjectWriter, parse_kinds
-from afire.pacs.source import Ids, name_patient, place_on_body, read_source, result_uid, series_uid
+from afire.pacs.source import Finding, Ids, Region, name_patient, place_on_body, read_source, result_uid, series_uid
 from afire.pacs.structured_report import structured_report
 from tests.pacs.films import ACCESSION, IDENTIFYING, NAME, PATIENT, SERIES, STUDY, film, instance
 

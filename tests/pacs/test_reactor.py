@@ -125,7 +125,7 @@ def test_films_do_not_pass_through_the_library(
     real = DULServiceProvider._decode_pdu
 
     def counted(self: Any, data: bytearray) -> Any:
-        if data[0] == reactor._FRAGMENT and not self.assoc.is_requestor:
+        if data[0] == reactor.FRAGMENT and not self.assoc.is_requestor:
             decoded.append(len(data))
         return real(self, data)
 

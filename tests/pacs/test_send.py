@@ -13,9 +13,8 @@ import pytest
 
 pytest.importorskip("dicomweb_client")
 
-from afire.pacs.addresses import parse_destination
+from afire.pacs.connections import Credentials, parse_destination
 from afire.pacs.journal import Journal
-from afire.pacs.secrecy import Credentials
 from afire.pacs.send import Answer, Courier, DimseSender, Outcome, WebSender, _answer_to, open_sender
 from afire.pacs.spool import FilmName, Spool
 from tests.pacs.films import film, instance

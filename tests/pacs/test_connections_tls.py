@@ -14,8 +14,7 @@ pytest.importorskip("pynetdicom")
 pytest.importorskip("dicomweb_client")
 
 from afire.errors import UserError
-from afire.pacs.addresses import parse_destination
-from afire.pacs.secrecy import Certificate, Credentials, server_context
+from afire.pacs.connections import Certificate, Credentials, parse_destination, server_context
 from afire.pacs.send import Outcome, open_sender
 from tests.pacs.films import dataset, film
 from tests.pacs.peers import LOOPBACK, Pacs, StartService, store, wait_for

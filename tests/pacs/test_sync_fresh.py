@@ -12,8 +12,8 @@ pytest.importorskip("pynetdicom")
 
 from pydicom.dataset import Dataset
 
-from afire.pacs.fresh import FreshFilms, ParsedFilm
 from afire.pacs.spool import FilmName, Spool
+from afire.pacs.sync import FreshFilms, ParsedFilm
 from tests.pacs.films import dataset
 from tests.pacs.peers import Pacs, StartService, store, wait_for
 

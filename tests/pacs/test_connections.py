@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from afire.errors import UserError
-from afire.pacs.addresses import (
+from afire.pacs.connections import (
     Destination,
     is_loopback,
     parse_caller,
@@ -13,8 +13,10 @@ from afire.pacs.addresses import (
     parse_size,
     parse_title,
     plain_address,
+    read_password,
+    require_secure,
+    server_context,
 )
-from afire.pacs.secrecy import read_password, require_secure, server_context
 
 
 def test_callers() -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("pynetdicom")
 
 from afire.detect.base import AnomalyDetector
-from afire.pacs.live import LiveList
+from afire.pacs.health import LiveList
 from afire.pacs.service import Service
 from tests.browser import CHROMIUM, MISSING, Browser
 from tests.detect_page_parts import at, chosen, listed, report_of, with_atlas
