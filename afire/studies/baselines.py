@@ -30,12 +30,14 @@ from afire.detect.protocol import plan_test
 from afire.errors import UserError
 from afire.methods import METHODS, make_method, method_type, unread
 from afire.methods.base import count_parameters
+from afire.nn.residual import PATCH
 from afire.settings import load_config
 from afire.studies.recorded import PlannedStep
 from afire.tasks.results import RESULT
 from afire.training.batches import labelled_training_rows, normal_training_rows
 from afire.training.run_folder import CHECKPOINTS, CONFIG
 from afire.weights import RANDOM
+from afire.weights.hub import BUILTIN
 from afire.weights.lite0 import LITE0, lite0_file
 from afire.weights.open import SEED
 
@@ -51,6 +53,7 @@ DETECTING = {
 }
 BESIDE = {
     RANDOM: "random weights",
+    BUILTIN: "network of the built-in detector",
     LITE0: "EfficientNet-Lite0, ImageNet",
     "area": "original area only",
     "sharpness": "sharpness only",
@@ -258,7 +261,11 @@ def plan_steps(
 
 def beside(study: Baselines) -> list[str]:
     """Rows without a pre-training that the films allow."""
-    needs = {"area": study.films.areas, LITE0: lite0_file() is not None}
+    needs = {
+        "area": study.films.areas,
+        BUILTIN: study.films.size % PATCH == 0,
+        LITE0: lite0_file() is not None,
+    }
     return [name for name in BESIDE if needs.get(name, True)]
 
 
@@ -319,7 +326,7 @@ def _task_steps(
 def _beside_steps(study: Baselines, name: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
     """The probes of a row without a pre-training; networks are probed by both kinds."""
     for task in study.tasks:
-        if task == PROBE or (task == KNN and name in (RANDOM, LITE0)):
+        if task == PROBE or (task == KNN and name in (RANDOM, BUILTIN, LITE0)):
             folder = study.out / "beside" / name / task
             yield _learning_step(study, f"beside-{name}-{task}", folder, task, name, BESIDE[name], machine, ())
 

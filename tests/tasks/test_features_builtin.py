@@ -75,6 +75,7 @@ def test_embed_and_probe(packed: Path, tmp_path: Path) -> None:
     assert result["metrics"]["auc"]["mean"] > 0.9, "a bright blob is easily told"
 
 
+@pytest.mark.slow
 def test_fine_tuning_comes_back_and_shows_its_map(spots: Path, tmp_path: Path) -> None:
     words = ("--weights", BUILTIN, "--data", spots, "--seeds", "0", *SETTINGS, "--device", "cpu", "--quiet")
     run_afire("finetune", *words, "--out", tmp_path / "out")
@@ -85,6 +86,7 @@ def test_fine_tuning_comes_back_and_shows_its_map(spots: Path, tmp_path: Path) -
         TokenMap(trained.model, after=1)
 
 
+@pytest.mark.slow
 def test_segmentation_and_patchcore(spots: Path, large: Path, tmp_path: Path) -> None:
     words = ("--weights", BUILTIN, "--data", spots, *SETTINGS, "--device", "cpu", "--quiet")
     run_afire("segment", *words, "--seeds", "0", "--set", "decoder.finest=4", "--out", tmp_path / "masks")
