@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from afire.config import EncoderConfig, ImageConfig
+from afire.config import Config, EncoderConfig, ImageConfig
 from afire.nn.conv import ResidualBlock, Stage, initialise_conv, standardised
 from afire.nn.vit import Grid, VisionTransformer, grid_of, initialise
 
@@ -100,6 +100,12 @@ def residual_settings(tensors: Mapping[str, Tensor]) -> EncoderConfig:
     blocks = {name.split(".")[2] for name in tensors if name.startswith("stages.0.")}
     width = sum(WIDTHS) * tensors[_STEM].shape[0]
     return EncoderConfig(kind="residual", width=width, depth=2 * len(blocks) + 1, heads=1, patch_size=PATCH)
+
+
+def residual_config(config: Config, tensors: Mapping[str, Tensor]) -> Config:
+    """``config`` with what describes these tensors as an encoder. The network standardises films itself."""
+    image = config.image.model_copy(update={"normalise": "none", "channels": 1})
+    return config.model_copy(update={"encoder": residual_settings(tensors), "image": image})
 
 
 Trunk = VisionTransformer | ResidualTrunk

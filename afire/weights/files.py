@@ -262,3 +262,16 @@ def _fit_positions(tensor: Tensor, target: Tensor, encoder: VisionTransformer, f
             raise UserError(f"{file} has learned positions; add --set encoder.positions=learned.")
         return target, change and "positions computed for the new size"
     return resized, change
+
+
+def misfit(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
+    """What is wrong with tensors that were given for those of a network; empty where nothing is."""
+    for name in state:
+        if name not in tensors:
+            return f"lacks {name}"
+    for name, tensor in tensors.items():
+        if name not in state:
+            return f"holds {name}, which its settings do not have"
+        if tensor.shape != state[name].shape:
+            return f"has {name} as {tuple(tensor.shape)}, but its settings say {tuple(state[name].shape)}"
+    return ""

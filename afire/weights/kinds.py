@@ -22,13 +22,13 @@ from afire.config import Config
 from afire.errors import UserError
 from afire.methods import METHODS, Method, make_method, method_type
 from afire.methods.base import Progress
-from afire.nn.residual import Trunk, initialise_trunk, make_trunk, residual_settings, residual_tensors
+from afire.nn.residual import Trunk, initialise_trunk, make_trunk, residual_config, residual_tensors
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.settings import load_config
 from afire.training.run_folder import MODEL, STATE, read_state
 from afire.weights.architecture import TIMM, Architecture, Beside, plain_vit, read_architecture, read_beside, timm_model
 from afire.weights.bundle import Bundle, Holds, component_of
-from afire.weights.files import fill_encoder, find_encoder, read_tensors, tensor_hash
+from afire.weights.files import fill_encoder, find_encoder, misfit, read_tensors, tensor_hash
 
 Loadable = TypeVar("Loadable", bound=nn.Module)
 RANDOM = "random"
@@ -297,14 +297,7 @@ class _OwnWeights(Weights):
     @property
     def config(self) -> Config:
         """Their own; of a detector with a residual network, with what describes that as an encoder."""
-        return super().config if not self._residual else self._residual_config
-
-    @cached_property
-    def _residual_config(self) -> Config:
-        config = super().config
-        # The network standardises films itself.
-        image = config.image.model_copy(update={"normalise": "none", "channels": 1})
-        return config.model_copy(update={"encoder": residual_settings(self._residual), "image": image})
+        return super().config if not self._residual else residual_config(super().config, self._residual)
 
     @cached_property
     def _residual(self) -> dict[str, Tensor]:
@@ -354,7 +347,7 @@ class _OwnWeights(Weights):
         return f"{len(tensors)} tensors of the whole model from {self._place}", self._schedule(method)
 
     def _check(self, state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-        problem = _misfit(state, tensors)
+        problem = misfit(state, tensors)
         if problem:
             raise UserError(self._refusal(problem))
 
@@ -507,16 +500,3 @@ class BundleWeights(_OwnWeights):
         for name, value in reached.items():
             setattr(method, name, value)
         return reached
-
-
-def _misfit(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> str:
-    """What is wrong with tensors that were given for those of a network; empty where nothing is."""
-    for name in state:
-        if name not in tensors:
-            return f"lacks {name}"
-    for name, tensor in tensors.items():
-        if name not in state:
-            return f"holds {name}, which its settings do not have"
-        if tensor.shape != state[name].shape:
-            return f"has {name} as {tuple(tensor.shape)}, but its settings say {tuple(state[name].shape)}"
-    return ""
