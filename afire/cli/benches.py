@@ -66,6 +66,12 @@ def baselines(
         str, typer.Option("--fraction", help="Percent of the labels that the linear probe gets, by commas.")
     ] = "1,10,100",
     split: SplitFile = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--also", help="A further set on which the same weights are measured, PATH or NAME=PATH. Repeat for more."
+        ),
+    ] = None,
     init: Annotated[
         str | None, typer.Option("--init", help="Weights of the row imagenet: a file or a run, as of `afire pretrain`.")
     ] = None,
@@ -121,7 +127,9 @@ def baselines(
     lengths += [study.Length("epochs", epochs)] if epochs else []
     settings = sorted_settings(overrides)
     films = study.open_study_set(data, out, split)
-    task_names, left_out = study.possible_tasks(study.parse_names(tasks, study.TASKS, "--tasks"), films)
+    further = study.open_further_sets(also or (), out, films)
+    task_names = study.parse_names(tasks, study.TASKS, "--tasks")
+    left_out = [message for each in (films, *further) for message in study.possible_tasks(task_names, each)[1]]
     for message in (*without_weights, *left_out):
         logging.getLogger("afire").info("%s", message)
     request = study.Baselines(
@@ -140,6 +148,7 @@ def baselines(
         start_all=init_all,
         weights_settings=said_by(init, data, preset) if init is not None else {},
         in_turn=in_turn,
+        also=further,
     )
     machine = ("--device", device)
     threads = _one_core_each(jobs)

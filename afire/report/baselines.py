@@ -60,12 +60,12 @@ def write_baselines(
         pictures = save_figure(baselines_figure(tables), out / "baselines")
         for table in tables:
             if table.pairs is not None:
-                pictures += save_figure(p_value_figure(table.pairs), out / f"p-values-{table.by}")
+                pictures += save_figure(p_value_figure(table.pairs), out / f"p-values-{table.name}")
     names = picture_names(pictures)
     write_text(out / PAGE, baselines_page(tables, facts, traps, trials, names))
     write_text(out / "baselines.tex", "\n".join(_as_latex(table) for table in tables))
     for table in tables:
-        write_text(out / f"baselines-{table.by}.csv", rows_table(table).csv())
+        write_text(out / f"baselines-{table.name}.csv", rows_table(table).csv())
     record = {"facts": dict(facts), "traps": list(traps), "tables": [_record(table) for table in tables]}
     write_json(out / "baselines.json", to_json(record))
     return out / PAGE
@@ -115,7 +115,7 @@ _READING = (
 
 def title(table: BaselineTable) -> str:
     kind = "Equal compute" if table.by == "flops" else "Equal epochs"
-    return f"{kind}: {table.length}"
+    return f"{kind}: {table.text}"
 
 
 def rows_table(table: BaselineTable) -> Table:
@@ -200,7 +200,7 @@ def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
                     [
                         f"{row.name} ({IN_PAPER[row.name]})",
                         table.measures[measure],
-                        table.length,
+                        table.text,
                         number(value),
                         DASH if ours is None else mean_sd(ours),
                         BACKBONES.get(row.name, ""),

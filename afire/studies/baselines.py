@@ -9,6 +9,7 @@ OUT/split.json                        where a set has no lists of its own
 OUT/search/...                        the search (:mod:`afire.studies.baselines_search`)
 OUT/LENGTH/METHOD/seed-N              pre-trainings; LENGTH is flops or epochs
 OUT/LENGTH/METHOD/TASK                results over all seeds
+OUT/LENGTH/METHOD/also/SET/TASK       the same on a further set, from the same weights
 OUT/beside/NAME/TASK                  rows that need no pre-training: random weights, trivial ones
 
 Weights are needed until the tasks of their method are done; after that the study goes on from its records
@@ -17,6 +18,7 @@ Weights are needed until the tasks of their method are done; after that the stud
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +45,7 @@ from afire.weights.open import SEED
 
 By = Literal["flops", "epochs"]
 SPLIT = "split.json"
+ALSO = "also"  # folder of what is measured on further sets
 TERA = 1e12
 PROBE, KNN, FINETUNE, SEGMENT, PATCHCORE, GAUSSIAN = "probe", "knn", "finetune", "segment", "patchcore", "gaussian"
 TASKS = (PROBE, KNN, FINETUNE, SEGMENT, PATCHCORE, GAUSSIAN)
@@ -59,6 +62,7 @@ BESIDE = {
     "sharpness": "sharpness only",
 }
 """Rows that need no pre-training, as `afire probe --weights` takes them, and what tables call them."""
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,16 @@ class StudySet:
     masks: bool
     areas: bool  # the original sizes are known
     builder: str = ""
+    name: str = ""  # of a further set, where trained weights are measured; the set that methods learn from has none
+
+    @property
+    def inputs(self) -> tuple[Path, ...]:
+        """What steps take from outside: other films or another split make another study."""
+        return tuple(path for path in (self.data, self.split) if path is not None)
+
+    def place(self, folder: Path) -> Path:
+        """Where results on these films lie below the folder of a row."""
+        return folder / ALSO / self.name if self.name else folder
 
 
 @dataclass(frozen=True)
@@ -108,11 +122,12 @@ class Baselines:
     start_all: bool = False  # and of all others, which train on from them
     weights_settings: Mapping[str, Any] = field(default_factory=dict)  # settings that come with the weights
     in_turn: bool = False  # a method's tasks before the next method's pre-training
+    also: Sequence[StudySet] = ()  # further sets, on which the same weights are measured
 
     @property
-    def inputs(self) -> tuple[Path, ...]:
-        """What steps take from outside: other films or another split make another study."""
-        return tuple(path for path in (self.films.data, self.films.split) if path is not None)
+    def sets(self) -> tuple[StudySet, ...]:
+        """All sets that are tested on; methods learn from the first."""
+        return (self.films, *self.also)
 
 
 def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
@@ -127,10 +142,12 @@ def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
     return names
 
 
-def open_study_set(data: Path, out: Path, split: Path | None = None, size: int = 128) -> StudySet:
+def open_study_set(
+    data: Path, out: Path, split: Path | None = None, size: int = 128, name: str = "", option: str = "--data"
+) -> StudySet:
     """The films and facts to plan with. A set without lists gets a split of ours, drawn with seed 0."""
     if not data.exists():
-        raise UserError(f"--data {data} does not exist; give a pack or a manifest.")
+        raise UserError(f"{option} {data} does not exist; give a pack or a manifest.")
     films = open_films(data, size=size)
     manifest = films.manifest
     settled: Split | None = read_split(split) if split is not None else None
@@ -147,7 +164,32 @@ def open_study_set(data: Path, out: Path, split: Path | None = None, size: int =
     masks = bool((table["mask"] != "").any()) if "mask" in table else False
     areas = "meta:orig_width" in table and bool(table["meta:orig_width"].notna().any())
     builder = str(manifest.info.get("builder", ""))
-    return StudySet(data, split, len(normals), len(labelled), films.size, masks, areas, builder)
+    return StudySet(data, split, len(normals), len(labelled), films.size, masks, areas, builder, name)
+
+
+def named_set(text: str) -> tuple[str, Path]:
+    """``NAME=PATH``, or a path whose last part is the set's name."""
+    name, equals, path = text.partition("=")
+    data = Path(path if equals else text)
+    return name if equals else data.resolve().stem, data
+
+
+def open_further_sets(texts: Sequence[str], out: Path, first: StudySet) -> list[StudySet]:
+    """Sets on which the trained weights are measured too, each as :func:`named_set` reads it."""
+    sets: dict[str, StudySet] = {}
+    for text in texts:
+        name, data = named_set(text)
+        if not _SAFE_NAME.fullmatch(name):
+            raise UserError(f"--also {text}: name the set with letters, digits, - and _, as in nih=packs/nih.")
+        if name in sets or data.resolve() == first.data.resolve():
+            raise UserError(f"--also {text}: this set is in the study already; leave it out or give it another name.")
+        size = open_films(data, size=first.size).size if data.exists() else first.size
+        if size != first.size:
+            raise UserError(
+                f"--also {text} holds films of {size} px, but --data of {first.size} px; pack one of them again."
+            )
+        sets[name] = open_study_set(data, out / ALSO / name, None, first.size, name, "--also")
+    return list(sets.values())
 
 
 def possible_methods(text: str, start: str | None) -> tuple[list[str], list[str]]:
@@ -162,7 +204,8 @@ def possible_methods(text: str, start: str | None) -> tuple[list[str], list[str]
 
 def possible_tasks(tasks: Sequence[str], films: StudySet) -> tuple[list[str], list[str]]:
     """The tasks that the films allow, and messages about the others."""
-    left_out = [f"{SEGMENT} is left out: the films have no masks"] if SEGMENT in tasks and not films.masks else []
+    which = f"the films of {films.name}" if films.name else "the films"
+    left_out = [f"{SEGMENT} is left out: {which} have no masks"] if SEGMENT in tasks and not films.masks else []
     return [task for task in tasks if task != SEGMENT or films.masks], left_out
 
 
@@ -227,6 +270,11 @@ def folder_of(study: Baselines, length: Length, method: str) -> Path:
     return study.out / length.by / method
 
 
+def beside_folder(study: Baselines, name: str) -> Path:
+    """Everything of a row without a pre-training."""
+    return study.out / "beside" / name
+
+
 def pretrain_name(length: Length, method: str, seed: int) -> str:
     return f"{length.by}-{method}-{seed}"
 
@@ -248,22 +296,28 @@ def plan_steps(
             for method in methods
         )
         if methods is groups[0]:
-            steps += (step for name in beside(study) for step in _beside_steps(study, name, machine))
+            steps += (
+                step
+                for films in study.sets
+                for name in beside(films)
+                for step in _beside_steps(study, films, name, machine)
+            )
         steps += (
             step
             for length in study.lengths
             for method in methods
-            for task in study.tasks
-            for step in _task_steps(study, length, method, task, machine)
+            for films in study.sets
+            for task in possible_tasks(study.tasks, films)[0]
+            for step in _task_steps(study, length, method, films, task, machine)
         )
     return steps
 
 
-def beside(study: Baselines) -> list[str]:
+def beside(films: StudySet) -> list[str]:
     """Rows without a pre-training that the films allow."""
     needs = {
-        "area": study.films.areas,
-        BUILTIN: study.films.size % PATCH == 0,
+        "area": films.areas,
+        BUILTIN: films.size % PATCH == 0,
         LITE0: lite0_file() is not None,
     }
     return [name for name in BESIDE if needs.get(name, True)]
@@ -312,27 +366,34 @@ def _pretrain_step(
 
 
 def _task_steps(
-    study: Baselines, length: Length, method: str, task: str, machine: Sequence[str]
+    study: Baselines, length: Length, method: str, films: StudySet, task: str, machine: Sequence[str]
 ) -> Iterator[PlannedStep]:
-    folder, name = folder_of(study, length, method), f"{length.by}-{method}"
+    runs = folder_of(study, length, method)
+    folder, name = films.place(runs), _step_name(f"{length.by}-{method}", films, task)
     needs = tuple(pretrain_name(length, method, seed) for seed in study.seeds)
     if task in DETECTING:
-        yield from _detection_steps(study, f"{name}-{task}", folder, task, method, machine, needs)
+        yield from _detection_steps(study, films, name, runs, folder, task, method, machine, needs)
     else:
-        weights = str(folder / f"seed-{SEED}")
-        yield _learning_step(study, f"{name}-{task}", folder / task, task, weights, method, machine, needs)
+        weights = str(runs / f"seed-{SEED}")
+        yield _learning_step(study, films, name, folder / task, task, weights, method, machine, needs)
 
 
-def _beside_steps(study: Baselines, name: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
+def _step_name(row: str, films: StudySet, task: str) -> str:
+    return "-".join([row, *([ALSO, films.name] if films.name else []), task])
+
+
+def _beside_steps(study: Baselines, films: StudySet, name: str, machine: Sequence[str]) -> Iterator[PlannedStep]:
     """The probes of a row without a pre-training; networks are probed by both kinds."""
     for task in study.tasks:
         if task == PROBE or (task == KNN and name in (RANDOM, BUILTIN, LITE0)):
-            folder = study.out / "beside" / name / task
-            yield _learning_step(study, f"beside-{name}-{task}", folder, task, name, BESIDE[name], machine, ())
+            out = films.place(beside_folder(study, name)) / task
+            step = _step_name(f"beside-{name}", films, task)
+            yield _learning_step(study, films, step, out, task, name, BESIDE[name], machine, ())
 
 
 def _learning_step(
     study: Baselines,
+    films: StudySet,
     name: str,
     out: Path,
     task: str,
@@ -343,7 +404,7 @@ def _learning_step(
 ) -> PlannedStep:
     """A probe, a fine-tuning or a segmentation over all seeds. Seeds may be added: a probe is cheap and made anew,
     the others go on with the seeds they have."""
-    films, probing = study.films, task in (PROBE, KNN)
+    probing = task in (PROBE, KNN)
     command = [
         *("probe" if probing else task, "--weights", weights, "--data", str(films.data), "--out", str(out)),
         *("--seeds", ",".join(map(str, study.seeds)), "--name", row),
@@ -364,7 +425,7 @@ def _learning_step(
     several = task == PROBE and len(study.fractions) > 1
     makes = out / (f"{study.fractions[0]:g}pct" if several else "") / RESULT
     name += _seeds(study)
-    return PlannedStep(name, tuple(command), needs, makes=makes, inputs=study.inputs, machine=tuple(machine))
+    return PlannedStep(name, tuple(command), needs, makes=makes, inputs=films.inputs, machine=tuple(machine))
 
 
 def _seeds(study: Baselines) -> str:
@@ -388,7 +449,9 @@ def _of_networks(study: Baselines) -> list[str]:
 
 def _detection_steps(
     study: Baselines,
+    films: StudySet,
     name: str,
+    runs: Path,
     folder: Path,
     task: str,
     row: str,
@@ -396,11 +459,11 @@ def _detection_steps(
     needs: tuple[str, ...],
 ) -> Iterator[PlannedStep]:
     """A detector of each seed's exported tokens, then all of them as one row."""
-    films, models = study.films, {seed: folder / f"{task}-{seed}" for seed in study.seeds}
+    models = {seed: folder / f"{task}-{seed}" for seed in study.seeds}
     shared = (*("--data", str(films.data)), *(("--split", str(films.split)) if films.split is not None else ()))
     for seed, model in models.items():
         command = [
-            *("detect", "fit", *DETECTING[task], "--weights", str(folder / f"seed-{seed}"), *shared),
+            *("detect", "fit", *DETECTING[task], "--weights", str(runs / f"seed-{seed}"), *shared),
             *("--seed", str(seed), "--out", str(model)),
             *(argument for setting in study.settings.get("detect", ()) for argument in ("--set", setting)),
             "--quiet",
@@ -412,7 +475,7 @@ def _detection_steps(
             ("--resume",),
             complete=model / SETTINGS,
             makes=model / SETTINGS,
-            inputs=study.inputs,
+            inputs=films.inputs,
             machine=tuple(machine),
         )
     model_arguments = [argument for model in models.values() for argument in ("--model", str(model))]
@@ -431,4 +494,4 @@ def _detection_steps(
     of_fits = tuple(f"{name}-{seed}" for seed in models)
     makes = folder / task / RESULT
     name += f"-eval{_seeds(study)}"
-    yield PlannedStep(name, tuple(command), of_fits, makes=makes, inputs=study.inputs, machine=tuple(machine))
+    yield PlannedStep(name, tuple(command), of_fits, makes=makes, inputs=films.inputs, machine=tuple(machine))

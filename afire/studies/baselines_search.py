@@ -122,7 +122,7 @@ def _trial_steps(study: Baselines, length: Length, choice: Choice, machine: Sequ
     ]
     makes = folder / PROBE / RESULT
     yield PlannedStep(
-        f"{name}-probe", tuple(command), (name,), makes=makes, inputs=study.inputs, machine=tuple(machine)
+        f"{name}-probe", tuple(command), (name,), makes=makes, inputs=films.inputs, machine=tuple(machine)
     )
 
 

@@ -27,9 +27,12 @@ from afire.studies.baselines import (
     Baselines,
     By,
     Length,
+    StudySet,
     Training,
     beside,
+    beside_folder,
     folder_of,
+    possible_tasks,
     pretrain_name,
 )
 from afire.studies.recorded import read_step
@@ -87,7 +90,7 @@ class BaselineRow:
 
 @dataclass(frozen=True)
 class BaselineTable:
-    """All rows of one length, the best first, then those beside them."""
+    """All rows of one length on one set, the best first, then those beside them."""
 
     by: By
     length: str
@@ -95,6 +98,17 @@ class BaselineTable:
     measures: Mapping[str, str]  # name -> title
     rows: Sequence[BaselineRow]
     pairs: AllPairs | None = None
+    films: str = ""  # name of a further set; methods learnt from another one
+
+    @property
+    def name(self) -> str:
+        """What files of the table are called."""
+        return f"{self.by}-{self.films}" if self.films else self.by
+
+    @property
+    def text(self) -> str:
+        """Length and set, for people."""
+        return f"{self.length}, on {self.films}" if self.films else self.length
 
     @property
     def main(self) -> str:
@@ -102,8 +116,8 @@ class BaselineTable:
         return next(iter(self.measures))
 
 
-def measures_of(study: Baselines) -> dict[str, str]:
-    """Measures that the tasks give, by name, with titles; the main one first."""
+def measures_of(study: Baselines, films: StudySet) -> dict[str, str]:
+    """Measures that the tasks give on these films, by name, with titles; the main one first."""
     shares = sorted(study.fractions, reverse=True)
     titles = {
         PROBE: {f"probe-{share:g}": f"probe {share:g} %" for share in shares},
@@ -113,7 +127,7 @@ def measures_of(study: Baselines) -> dict[str, str]:
         PATCHCORE: {PATCHCORE: "PatchCore"},
         GAUSSIAN: {GAUSSIAN: "Gaussian"},
     }
-    return {name: title for task in study.tasks for name, title in titles[task].items()}
+    return {name: title for task in possible_tasks(study.tasks, films)[0] for name, title in titles[task].items()}
 
 
 def result_folder(study: Baselines, folder: Path, measure: str) -> Path:
@@ -129,24 +143,26 @@ def metric_of(measure: str) -> str:
 
 
 def collect(study: Baselines, trainings: Mapping[tuple[By, str], Training]) -> list[BaselineTable]:
-    """What is there so far, length by length."""
-    tables = [_table(study, length, trainings) for length in study.lengths]
+    """What is there so far, length by length and set by set."""
+    tables = [_table(study, films, length, trainings) for length in study.lengths for films in study.sets]
     return [table for table in tables if table is not None]
 
 
-def _table(study: Baselines, length: Length, trainings: Mapping[tuple[By, str], Training]) -> BaselineTable | None:
-    measures = measures_of(study)
-    folders = {method: folder_of(study, length, method) for method in study.methods}
-    other_folders = {name: study.out / "beside" / name for name in beside(study)}
+def _table(
+    study: Baselines, films: StudySet, length: Length, trainings: Mapping[tuple[By, str], Training]
+) -> BaselineTable | None:
+    measures = measures_of(study, films)
+    folders = {method: films.place(folder_of(study, length, method)) for method in study.methods}
+    other_folders = {name: films.place(beside_folder(study, name)) for name in beside(films)}
     estimates = {name: _measured(study, folder, measures) for name, folder in {**folders, **other_folders}.items()}
     finished = [method for method in study.methods if estimates[method]]
-    if not finished:
+    if not finished or not measures:
         return None
     preferred = START if study.start_all else REFERENCE
     reference = preferred if preferred in finished else finished[0]
     compared = _compared(study, {**folders, **other_folders}, estimates, reference, measures)
     rows = [
-        _row(study, length, method, estimates[method], compared.get(method, {}), trainings[length.by, method])
+        _row(study, films, length, method, estimates[method], compared.get(method, {}), trainings[length.by, method])
         for method in finished
     ]
     main = next(iter(measures))
@@ -155,7 +171,7 @@ def _table(study: Baselines, length: Length, trainings: Mapping[tuple[By, str], 
         BaselineRow(BESIDE[name], estimates[name], compared.get(name, {})) for name in other_folders if estimates[name]
     ]
     pairs = _pairs(study, folders, [row.name for row in rows if row.name in folders], main)
-    return BaselineTable(length.by, length.text, reference, measures, rows, pairs)
+    return BaselineTable(length.by, length.text, reference, measures, rows, pairs, films.name)
 
 
 def _measured(study: Baselines, folder: Path, measures: Mapping[str, str]) -> dict[str, Estimate]:
@@ -209,6 +225,7 @@ def _pairs(study: Baselines, folders: Mapping[str, Path], names: Sequence[str], 
 
 def _row(
     study: Baselines,
+    films: StudySet,
     length: Length,
     method: str,
     measures: Mapping[str, Estimate],
@@ -224,18 +241,20 @@ def _row(
         training,
         float(np.mean(minutes)) if minutes else math.nan,
         [text for seed in study.seeds if (text := _health(folder_of(study, length, method) / f"seed-{seed}"))],
-        paper_numbers(study.films.builder, method),
+        paper_numbers(films.builder, method),
         study.chosen.get(method, ()),
-        _gone(study, length, method, measures),
+        _gone(study, films, length, method, measures),
     )
 
 
-def _gone(study: Baselines, length: Length, method: str, measures: Mapping[str, Estimate]) -> list[str]:
+def _gone(
+    study: Baselines, films: StudySet, length: Length, method: str, measures: Mapping[str, Estimate]
+) -> list[str]:
     """What a finished row no longer has, because the study went on from its records."""
     folder = folder_of(study, length, method)
     paths_by_kind = {
         "weights": [folder / f"seed-{seed}" / CHECKPOINTS for seed in study.seeds],
-        "predictions": [result_folder(study, folder, measure) / PREDICTIONS for measure in measures],
+        "predictions": [result_folder(study, films.place(folder), measure) / PREDICTIONS for measure in measures],
     }
     return [kind for kind, paths in paths_by_kind.items() if not all(path.exists() for path in paths)]
 
@@ -292,12 +311,13 @@ def traps(study: Baselines, tables: Sequence[BaselineTable]) -> list[str]:
             f"{len(study.seeds)} seed(s): too few to rank methods; intervals are over test patients and do not know "
             "what another seed would have given"
         )
-    if len(tables) == 1 and tables[0].by == "flops":
+    lengths = {table.by for table in tables}
+    if lengths == {"flops"}:
         messages.append("equal FLOPs are not equal epochs: methods with more networks see each film less often")
-    elif len(tables) == 1:
+    elif lengths == {"epochs"}:
         messages.append("equal epochs are not equal compute: see the TFLOP column")
     messages += [_beaten(table) for table in tables if _beaten(table)]
-    if study.films.builder == "childcxr":
+    if any(films.builder == "childcxr" for films in study.sets):
         messages.append(
             "ChildCXR: the classes differ in the size of the original files, which sharpness keeps after resizing; a "
             "method that beats neither of the rows in italics may have learnt no more than that. Draw no conclusion "
@@ -326,7 +346,7 @@ def _from_records(table: BaselineTable) -> list[str]:
         "predictions": "without predictions of every task, so not every difference has a test over patients",
     }
     rows = {kind: [row.name for row in table.rows if kind in row.gone] for kind in meanings}
-    return [f"{table.length}: {meaning}: {', '.join(rows[kind])}" for kind, meaning in meanings.items() if rows[kind]]
+    return [f"{table.text}: {meaning}: {', '.join(rows[kind])}" for kind, meaning in meanings.items() if rows[kind]]
 
 
 def _beaten(table: BaselineTable) -> str:
@@ -340,7 +360,7 @@ def _beaten(table: BaselineTable) -> str:
     if not below:
         return ""
     return (
-        f"{table.length}: not above {bar.name} ({bar.measures[table.main].mean:.3f}) in {table.measures[table.main]}: "
+        f"{table.text}: not above {bar.name} ({bar.measures[table.main].mean:.3f}) in {table.measures[table.main]}: "
         f"{', '.join(below)}"
     )
 
@@ -353,6 +373,7 @@ def facts(study: Baselines) -> dict[str, str]:
     own_settings = "; ".join(f"{method}: {' '.join(settings)}" for method, settings in study.own.items())
     return {
         "films": f"{films.data.name}: {films.normals:,} normal training films of {films.size} px for all methods",
+        **({"also tested on": ", ".join(further.name for further in study.also)} if study.also else {}),
         "labels": study.labels,
         "length": " and ".join(length.text for length in study.lengths),
         "seeds": ", ".join(map(str, study.seeds)),

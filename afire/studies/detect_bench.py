@@ -26,6 +26,7 @@ from afire.detect.base import SETTINGS
 from afire.detect.fit import detect_settings, detection_subsets, networks_for
 from afire.detect.protocol import plan_test, views_of
 from afire.errors import UserError
+from afire.studies.baselines import named_set
 from afire.studies.recorded import PlannedStep, read_step
 from afire.tasks.results import RESULT
 from afire.training.run_folder import environment as run_environment
@@ -116,14 +117,12 @@ def facts(bench: Bench) -> dict[str, str]:
 
 
 def open_set(text: str, out: Path, size: int = 128) -> BenchSet:
-    """``NAME=PATH``, or a path whose last part is the set's name; with the facts to plan with.
+    """A set as :func:`named_set` reads it, with the facts to plan with.
 
     A set without lists gets a split of ours, drawn with seed 0 and kept in ``out``, so that fits know what to leave
     for the test.
     """
-    name, equals, path = text.partition("=")
-    data = Path(path if equals else text)
-    name = name if equals else data.resolve().stem
+    name, data = named_set(text)
     if not data.exists():
         raise UserError(f"--data {text}: {data} does not exist; give a pack or a manifest, as NAME=PATH or PATH.")
     films = open_films(data, size=size)

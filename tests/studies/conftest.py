@@ -29,12 +29,11 @@ SMALLEST = [
 ]
 
 
-def draw_pack(folder: Path, count: int = 64, builder: str = "drawn") -> Path:
+def draw_pack(folder: Path, count: int = 64, builder: str = "drawn", size: int = 32) -> Path:
     """Films with and without a blob, packed; ``builder`` is where their manifest says that it comes from."""
     table = draw_films(folder / "films", count)
-    pack(
-        make_manifest(table, folder / "films", {"builder": builder}), folder / "pack", PackSettings(size=32), workers=1
-    )
+    manifest = make_manifest(table, folder / "films", {"builder": builder})
+    pack(manifest, folder / "pack", PackSettings(size=size), workers=1)
     return folder / "pack"
 
 

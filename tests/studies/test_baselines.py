@@ -21,6 +21,7 @@ from afire.studies.baselines import (
     Baselines,
     Length,
     method_config,
+    open_further_sets,
     open_study_set,
     parse_names,
     plan_steps,
@@ -130,6 +131,51 @@ def test_in_turn_a_method_is_finished_before_the_next(study: Baselines) -> None:
     assert len({step.name for step in steps}) == len(steps)
     plain = plan_steps(replace(study, in_turn=False), trainings)  # type: ignore[arg-type]
     assert {step.name: step.arguments for step in plain} == {step.name: step.arguments for step in steps}
+
+
+def test_the_same_weights_are_measured_on_further_sets(study: Baselines, packed: Path, tmp_path: Path) -> None:
+    """Every set has its tasks, its rows beside and its table; nothing is trained for it, and no other step changes."""
+    other = draw_pack(tmp_path / "other")
+    first = replace(study, lengths=study.lengths[:1], tasks=["probe", "knn", "gaussian"], fractions=[50, 100])
+    further = replace(first, also=open_further_sets([f"nih={other}"], first.out, first.films))
+    trainings = {("flops", method): plan_training(first, method, first.lengths[0]) for method in first.methods}
+    alone, both = plan_steps(first, trainings), plan_steps(further, trainings)  # type: ignore[arg-type]
+    names = {step.name for step in alone}
+    assert [step for step in both if step.name in names] == alone
+    added = {step.name: step for step in both if step.name not in names}
+    assert "pretrain" not in {step.arguments[0] for step in added.values()}
+    probe = added["flops-mae-also-nih-probe-0-1"]
+    assert probe.needs == ("flops-mae-0", "flops-mae-1") and f"--data {other}" in probe.command
+    assert f"--weights '{first.out}/flops/mae/seed-{{seed}}'" in probe.command
+    assert f"--weights {first.out}/flops/mae/seed-1" in added["flops-mae-also-nih-gaussian-1"].command
+    assert {"beside-random-also-nih-probe-0-1", "beside-sharpness-also-nih-probe-0-1"} <= set(added)
+    assert "beside-area-also-nih-probe-0-1" in added, "the sizes of these films are known"
+
+    fill(first, packed, {"afire": 0.6, "mae": 3.0, "random": 2.0})
+    films = PackedFilms(other)
+    for stream, (method, noise) in enumerate({"afire": 3.0, "mae": 0.3}.items()):
+        for percent in first.fractions:
+            out = first.out / "flops" / method / "also" / "nih" / "probe" / f"{percent}pct"
+            write_scored(out, films, noise, [0, 1], percent / 100, stream=stream)
+    tables = collect(further, trainings)  # type: ignore[arg-type]
+    assert [(table.name, table.rows[0].name) for table in tables] == [("flops", "afire"), ("flops-nih", "mae")]
+    page = write_baselines(tmp_path / "page", tables, facts(further), traps(further, tables)).read_text()
+    assert "## Equal compute: 0.002 TFLOP each, on nih" in page and "| also tested on | nih |" in page
+    assert (tmp_path / "page" / "baselines-flops-nih.csv").exists()
+    assert (tmp_path / "page" / "p-values-flops-nih.png").exists()
+
+
+def test_a_further_set_that_cannot_be_measured_is_refused(study: Baselines, packed: Path, tmp_path: Path) -> None:
+    other = draw_pack(tmp_path / "other", size=2 * study.films.size)
+    for text, problem in {
+        "nih=nowhere": "--also nowhere does not exist; give a pack or a manifest",
+        f"../nih={other}": "name the set with letters, digits",
+        f"nih={other}": f"holds films of {2 * study.films.size} px, but --data of {study.films.size} px",
+        f"same={packed}": "this set is in the study already",
+    }.items():
+        with pytest.raises(UserError, match=problem):
+            open_further_sets([text], study.out, study.films)
+    assert not (study.out / "also").exists()
 
 
 def test_a_study_goes_on_from_its_records(study: Baselines) -> None:
