@@ -59,7 +59,9 @@ RedoForce = Annotated[
 def probe(
     weights: Annotated[
         str,
-        typer.Option("--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, lite0."),
+        typer.Option(
+            "--weights", help="A run folder, a weights file or random; or metadata, area, sharpness, edge, lite0."
+        ),
     ],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder for the result.")],

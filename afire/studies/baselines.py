@@ -60,6 +60,7 @@ BESIDE = {
     LITE0: "EfficientNet-Lite0, ImageNet",
     "area": "original area only",
     "sharpness": "sharpness only",
+    "edge": "edge of the film only",
 }
 """Rows that need no pre-training, as `afire probe --weights` takes them, and what tables call them."""
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")

@@ -10,7 +10,8 @@ keyed by what decides them: weights, films, pooling and size. :func:`write_featu
 
 Trivial features need no network and belong in every table, because a representation that does not beat them has not
 shown that it sees anatomy: ``metadata`` (width, height, area and aspect of the original file), ``area`` alone, because
-four facts may fit the training films better and new ones worse, and ``sharpness`` (variance of the Laplacian).
+four facts may fit the training films better and new ones worse, ``sharpness`` (variance of the Laplacian), and ``edge``
+(the outermost tenth of the film, in which hardly any lung lies, as the audit looks at it).
 
 Shapes: N films, B films of a batch, L tokens, D width, S pixels a side.
 """
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afire._version import __version__
+from afire.data.audit.measure import THUMB_SIDE, edge_ranks, rank_thumb
 from afire.data.decode import film_shape
 from afire.data.manifest import LABEL_PREFIX, META_PREFIX, Manifest
 from afire.data.pack import DecodedFilms, Films, PackedFilms
@@ -48,7 +50,12 @@ Pooling = Literal["mean", "class", "tokens"]
 PREDICT_BATCH = 128
 FEATURE_BATCH = 64
 METADATA_KEY = b"afire.embed"
-TRIVIAL = {"metadata": "metadata only", "area": "original area only", "sharpness": "sharpness only"}
+TRIVIAL = {
+    "metadata": "metadata only",
+    "area": "original area only",
+    "sharpness": "sharpness only",
+    "edge": "edge of the film only",
+}
 _CACHE_VERSION = 1  # raise it when the same weights and films give other features
 _AREA = 2  # column of the area in the size features
 _SIDES = (f"{META_PREFIX}orig_width", f"{META_PREFIX}orig_height")
@@ -317,9 +324,11 @@ def _write_npz(
 
 
 def trivial_features(kind: str, films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Features (len(rows), 4) of the file's size, (len(rows), 1) of its area or of sharpness."""
+    """Features (len(rows), F): four of the file's size, one of its area or of sharpness, or the edge cells."""
     if kind == "sharpness":
         return sharpness(films, rows)
+    if kind == "edge":
+        return edges(films, rows)
     sizes = size_features(films.manifest, rows)
     return sizes if kind == "metadata" else sizes[:, _AREA : _AREA + 1]
 
@@ -356,6 +365,13 @@ def _stored_size(manifest: Manifest, row: int) -> tuple[float, float]:
 def sharpness(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """Variance of the Laplacian of each film at the size it has here, (len(rows), 1)."""
     return _by_batch(films, rows, "sharpness", laplacian_variance).unsqueeze(1).numpy()
+
+
+def edges(films: Films, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Ranks of the cells along each film's edge among themselves, (len(rows), E), as the audit takes them."""
+    cells = _by_batch(films, rows, "edges", lambda images: F.adaptive_avg_pool2d(images, THUMB_SIDE)[:, 0])
+    ranks = np.stack([rank_thumb(thumb).ravel() for thumb in cells.numpy()])
+    return edge_ranks(ranks)
 
 
 @torch.no_grad()

@@ -126,7 +126,7 @@ def test_in_turn_a_method_is_finished_before_the_next(study: Baselines) -> None:
         for step in steps
     ]
     row = ["probe", "detect fit", "detect fit", "detect eval"]
-    trivial = ["probe"] * 4  # random weights, the built-in network, area, sharpness
+    trivial = ["probe"] * 5  # random weights, the built-in network, area, sharpness, edge
     assert kinds == ["pretrain"] * 2 + trivial + row + (["pretrain"] * 2 + row) * 2
     assert len({step.name for step in steps}) == len(steps)
     plain = plan_steps(replace(study, in_turn=False), trainings)  # type: ignore[arg-type]
@@ -385,7 +385,11 @@ def test_a_study_is_killed_goes_on_and_ends_in_a_table(packed: Path, tmp_path: P
     assert "by probe 100 %: " in shown.stdout and "too few to rank" in shown.stdout
     table = read_json(out / "baselines.json")["tables"][0]
     rows = {row["name"]: row for row in table["rows"]}
-    assert set(rows) == {"mae", "genesis", *(BESIDE[name] for name in ("random", "builtin", "area", "sharpness"))}
+    assert set(rows) == {
+        "mae",
+        "genesis",
+        *(BESIDE[name] for name in ("random", "builtin", "area", "sharpness", "edge")),
+    }
     assert rows["mae"]["core_minutes"] > 0 and rows["mae"]["health"] and rows["mae"]["training"]["epochs"] >= 1
     for folder in (out / "flops").glob("*/seed-*/checkpoints"):
         shutil.rmtree(folder)
