@@ -3,9 +3,10 @@
 The corruptions of Models Genesis (Zhou et al. 2019, 2021), from the paper. As published: a cubic Bezier curve through
 (0, 0) and (1, 1), rising or falling, bends the grey values; pixels change places inside windows of at most a tenth of
 the side; up to five blocks of a sixth to a third of the side are filled with noise (in-painting), or everything but up
-to five windows of about half the side is (out-painting), never both; and how many films each happens to. Ours: a film
-is tiled by windows of one random side, where the published code shuffles thousands of windows that overlap; and there
-are no mirrored films, so that anatomy keeps its place.
+to five windows of about half the side is (out-painting), never both; that it is mostly five; and how many films each
+happens to. Ours: at least one block, where one film in twenty has none in the published code; a film is tiled by
+windows of one random side, where the published code shuffles thousands of windows that overlap; and there are no
+mirrored films, so that anatomy keeps its place.
 
 Everything follows from (seed, epoch, row, view) alone.
 
@@ -28,6 +29,7 @@ _CORRUPT = 0xC0557
 """Keeps these draws apart from those of lesions, crops and augmentation."""
 _CURVE_POINTS = 256
 _BLOCKS = 5
+_ANOTHER = 0.95  # chance that a block is followed by another one, up to _BLOCKS
 _WINDOW = 10  # the largest window in which pixels change places, as a part of the side
 _IN, _OUT = (1 / 6, 1 / 3), (3 / 7, 4 / 7)  # sides of blocks that are painted, and of windows that are left
 _DRAWN = (1 << DRAW_BITS) - 1
@@ -158,6 +160,12 @@ def _shuffled(images: Tensor, draws_BD: Tensor) -> Tensor:
     return flat.gather(2, moved[:, None].expand_as(flat)).view_as(images)
 
 
+def _counts(chances_B: Tensor) -> Tensor:
+    """How many blocks (B,), 1 to 5: after each block another one follows with a chance of 0.95."""
+    limits = _ANOTHER ** torch.arange(1, _BLOCKS, device=chances_B.device, dtype=chances_B.dtype)
+    return 1 + (chances_B[:, None] < limits).sum(dim=1)
+
+
 def _painted(draws_BD: Tensor, blocks_BKD: Tensor, inside_B: Tensor, side: int) -> Tensor:
     """(B, 1, S, S): True where noise goes, inside the blocks or outside of the windows."""
     smallest, largest = (torch.where(inside_B, _IN[end], _OUT[end])[:, None] for end in (0, 1))
@@ -173,7 +181,7 @@ def _painted(draws_BD: Tensor, blocks_BKD: Tensor, inside_B: Tensor, side: int) 
         (along >= start[..., None]) & (along < (start + length)[..., None])
         for start, length in ((left, width), (top, height))
     )
-    counts = 1 + below(draws_BD[:, _Draw.COUNT], _BLOCKS)
+    counts = _counts(unit(draws_BD[:, _Draw.COUNT]))
     used = torch.arange(_BLOCKS, device=draws_BD.device) < counts[:, None]
     covered = (in_rows[..., :, None] & in_columns[..., None, :] & used[..., None, None]).any(dim=1)
     return torch.where(inside_B[:, None, None], covered, ~covered)[:, None]

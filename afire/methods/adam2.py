@@ -7,7 +7,8 @@ embedding of the whole, another head makes the teacher's embeddings of the quart
 squared error of unit vectors. Localizability is learnt alone first; wholes get smaller from stage to stage, each of
 half the side of the one before.
 
-Ours: the stages, and the time in which localizability is alone, are shares of one run with one schedule; each
+Ours: the stages, and the time in which localizability is alone, are shares of one run with one schedule, and views are
+the same in both, where the published first time has two wide views of the teacher, cut anywhere; each
 decomposed quarter is brought to length one by itself; the embedding is the mean token by default, as the published
 ConvNeXt averages its map; the head has 4,096 outputs by default.
 
@@ -59,7 +60,7 @@ class Adam2Settings(DistillationSettings):
         CropSettings(area_min=1, aspect=1, mirror=0, turn=10, blur=0.1), description="views of a whole and its parts"
     )
     wide: CropSettings = Field(
-        CropSettings(area_min=0.4, mirror=0, turn=10, blur=1.0), description="the student's wide view of a whole"
+        CropSettings(area_min=0.8, mirror=0, turn=10, blur=1.0), description="the student's wide view of a whole"
     )
     local: CropSettings = Field(
         CropSettings(aspect=1.5, mirror=0, turn=10), description="local views; their areas are given by their scales"
@@ -147,17 +148,26 @@ class Adam2(Distilled):
         box_B4 = whole_boxes(level, keys)
         box_B14 = box_B4[:, None]
 
-        def seen(settings: CropSettings, within: Tensor, size: int, stream: int) -> Tensor:
+        def seen(settings: CropSettings, within: Tensor, stream: int, centred: bool = False) -> Tensor:
             views = within.shape[1]
-            return crops(images, keys, views=views, size=size, settings=settings, within=within, stream=stream)
+            return crops(
+                images,
+                keys,
+                views=views,
+                size=size,
+                settings=settings,
+                within=within,
+                stream=stream,
+                centred=centred,
+            )
 
         views = {
-            "whole": seen(options.whole, box_B14, size, _WHOLE),
-            "wide": seen(options.wide, box_B14, size, _WIDE),
+            "whole": seen(options.whole, box_B14, _WHOLE),
+            "wide": seen(options.wide, box_B14, _WIDE, centred=True),
             "local": self._local_views(images, keys, box_B14),
         }
         if self._phase == TOGETHER:
-            views["parts"] = seen(options.whole, inside(part_boxes(len(images)), box_B14), size, _QUARTERS)
+            views["parts"] = seen(options.whole, inside(part_boxes(len(images)), box_B14), _QUARTERS)
         student = 2 + options.local_views + _PARTS
         depth = self.depth(keys, student, images)
         if depth is not None:

@@ -33,7 +33,7 @@ from afire.methods.equations import (
     surprise,
     token_log_probabilities,
 )
-from afire.methods.health import Health, information, measure, place_entropy
+from afire.methods.health import Health, information, measure, place_entropy, place_nats
 from afire.nn import distributed
 from afire.nn.memory import follow_network, twin
 from afire.nn.vit import (
@@ -351,17 +351,20 @@ class AFiRe(Method):
         teacher = self.assign_tokens(tokens, "teacher").exp()
         labels = token_labels(mask, self.patch_size)
         health = measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
-        weights, positions = self.config.losses, len(self.prototypes)
+        weights, places = self.config.losses, len(self.prototypes)
+        nats = place_nats(views["place"][:_HEALTH_FILMS], places) if self.by_anatomy else math.log(places)
         numbers = information(
-            positions,
+            nats,
             losses["structure"] if weights.structure else None,
             losses.get("category") if weights.category else None,
         )
         shown = health.shown
         if "place_information" in numbers:
-            shown += f", I(token; place) at least {numbers['place_information']:.2f} of {math.log(positions):.2f} nats"
+            shown += f", I(token; place) at least {numbers['place_information']:.2f} of {nats:.2f} nats"
+        if "category_term" in numbers:
+            shown += f", category term {numbers['category_term']:.2f}"
         if self.by_anatomy:
-            numbers["place_entropy"] = entropy = place_entropy(views["place"][:_HEALTH_FILMS], len(self.prototypes))
+            numbers["place_entropy"] = entropy = place_entropy(views["place"][:_HEALTH_FILMS], places)
             shown += f", position leaves {entropy:.2f} nats of the place open"
         return replace(health, numbers={**health.numbers, **numbers}, shown=shown)
 

@@ -3,12 +3,16 @@
 Written from the paper. As published, its form with MoCo v2: two views of a film; the query is spoilt as Models Genesis
 does; InfoNCE of the query against a queue of a following network's keys (discriminative), mean squared error of the
 restored query (restorative), and a network that tells restored views from real ones (adversarial), weighted 1 : 10 :
-0.001. The networks warm up without the adversary; then it and they take turns in every step, the adversary first.
+0.001. The networks warm up without the adversary; then it and they take turns in every step.
 
 Ours, beside what :mod:`afire.methods.twins` and :mod:`afire.lesions.corrupt` say: a vision transformer with AFiRe's
 decoder in place of a U-Net on ResNet-50; the adversary sees pixels as the decoder draws them, by the film's own grey
-levels; the warm-up is a share of the run instead of one of its own, and both optimisers are AdamW. The authors say that
-the content of the paper is covered by patents pending.
+levels; the warm-up is a share of the run instead of one of its own, and both optimisers are AdamW. Beside the published
+code: only the query is spoilt, by all that Models Genesis does, where there both views are, by cut-outs and exchanged
+patches; what is restored is the view after its changes of brightness and blur, not before; the adversary learns by
+cross-entropy, not by squared error, and takes its turn first, not last. Pixels are those of a normalised film, whose
+variance is 1 and not about 1/20, so the weight of 10 counts for more here. The authors say that the content of the
+paper is covered by patents pending.
 
 Shapes: B films, F width of a key, L positions, P pixels of a patch, R regions of a picture.
 """
@@ -90,6 +94,15 @@ class DiRA(Queued, Restoring):
 
     def share(self, turn: str) -> float:
         return 1 - self.options.adversary_after if turn == ADVERSARY else 1.0
+
+    def flops(self) -> float:
+        """The mean over the run: before the adversary joins, nothing passes through it for the networks' turn."""
+        now, counted = self.is_judged, 0.0
+        late = self.share(ADVERSARY)
+        for self.is_judged, share in ((False, 1 - late), (True, late)):
+            counted += share * super().flops()
+        self.is_judged = now
+        return counted
 
     # A step
 

@@ -88,17 +88,18 @@ class TokenHealth:
         ]
 
 
-def information(positions: int, structure: float | None, category: float | None) -> dict[str, float]:
+def information(place_nats: float, structure: float | None, category: float | None) -> dict[str, float]:
     """The mutual information of appendix A of the paper, in nats, from AFiRe's two token losses; None: switched off.
 
-    ``place_information`` is a lower bound of I(q; place): log L - L_stru, at most log L, where every token tells its
-    place. (The paper subtracts log L: there the probability of a place, 1/L, is dropped as a constant.)
+    ``place_information`` is a lower bound of I(q; place): H(place) - L_stru, at most H(place), where every token tells
+    its place. H(place) is ``place_nats``: log L for positions, which are equally frequent; less for places in the
+    chest, which are not. (The paper subtracts log L: there the probability of a place, 1/L, is dropped as a constant.)
     ``category_term`` is the conditional term that the category loss moves, the mean log P(q_i | c_j, q_b) = -L_cate, at
     most 0, where normal tokens of a place are alike and abnormal ones are not.
     """
     numbers: dict[str, float] = {}
     if structure is not None:
-        numbers["place_information"] = math.log(positions) - structure
+        numbers["place_information"] = place_nats - structure
     if category is not None:
         numbers["category_term"] = -category
     return numbers
@@ -155,6 +156,12 @@ def place_entropy(place_BL: Tensor, places: int) -> float:
     counts_LP = torch.zeros(place_BL.shape[1], places, device=place_BL.device)
     counts_LP.scatter_add_(1, place_BL.T, torch.ones_like(place_BL.T, dtype=counts_LP.dtype))
     return _entropy(counts_LP / len(place_BL)).mean().item()
+
+
+def place_nats(place_BL: Tensor, places: int) -> float:
+    """H(place) in nats over all tokens of a batch: log of the number of places where all are equally frequent."""
+    counts = torch.bincount(place_BL.flatten(), minlength=places).float()
+    return _entropy(counts / counts.sum()).item()
 
 
 def effective_rank(features_ND: Tensor) -> float:

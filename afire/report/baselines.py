@@ -109,7 +109,8 @@ _READING = (
     "are AUC of detectors that were fitted on normal films to the exported tokens. Two p-values stand behind a "
     "difference, over test patients (paired bootstrap) and over seeds (Welch), neither corrected for the number of "
     "rows. Rows in italics have no pre-training. TFLOP are counted operations of one pre-training, core-min its "
-    "processor time."
+    "processor time. Probe and k-NN read the mean token, or the class token where that is what a method's own loss "
+    "reads (dino)."
 )
 
 

@@ -33,7 +33,7 @@ from afire.errors import UserError
 from afire.methods import METHODS, make_method, method_type, unread
 from afire.methods.base import count_parameters
 from afire.nn.residual import PATCH
-from afire.settings import load_config
+from afire.settings import load_config, validate
 from afire.studies.recorded import PlannedStep
 from afire.tasks.results import RESULT
 from afire.training.batches import labelled_training_rows, normal_training_rows
@@ -261,6 +261,13 @@ def method_config(study: Baselines, method: str, settings: Sequence[str]) -> Con
     return load_config(study.preset, None, [f"method={method}", *settings], weights_settings)
 
 
+def probed_vector(study: Baselines, method: str) -> list[str]:
+    """Arguments of a probe: the vector that stands for a film in the method's own loss, else the mean token."""
+    options = method_config(study, method, method_settings(study, method)).options
+    pool = getattr(validate(options, method_type(method).settings_type), "pool", "mean")
+    return ["--pool", pool] if pool != "mean" else []
+
+
 def starts(study: Baselines, method: str) -> bool:
     """Whether a method's pre-training begins with the weights of the study, and not at random."""
     return study.start is not None and (study.start_all or not method_type(method).trains)
@@ -376,7 +383,8 @@ def _task_steps(
         yield from _detection_steps(study, films, name, runs, folder, task, method, machine, needs)
     else:
         weights = str(runs / f"seed-{SEED}")
-        yield _learning_step(study, films, name, folder / task, task, weights, method, machine, needs)
+        vector = probed_vector(study, method) if task in (PROBE, KNN) else ()
+        yield _learning_step(study, films, name, folder / task, task, weights, method, machine, needs, vector)
 
 
 def _step_name(row: str, films: StudySet, task: str) -> str:
@@ -402,6 +410,7 @@ def _learning_step(
     row: str,
     machine: Sequence[str],
     needs: tuple[str, ...],
+    vector: Sequence[str] = (),
 ) -> PlannedStep:
     """A probe, a fine-tuning or a segmentation over all seeds. Seeds may be added: a probe is cheap and made anew,
     the others go on with the seeds they have."""
@@ -413,6 +422,7 @@ def _learning_step(
         *(("--labels", study.labels) if task != SEGMENT else ()),
         *(("--fraction", ",".join(f"{share:g}" for share in study.fractions)) if task == PROBE else ()),
         *(("--method", "knn") if task == KNN else ()),
+        *vector,
         *(("--preset", study.preset, "--set", f"image.size={films.size}") if weights == RANDOM else ()),
         *(("--overlays", "0") if task == SEGMENT else ()),
         *(argument for setting in study.settings.get(task, ()) for argument in ("--set", setting)),

@@ -28,6 +28,7 @@ from afire.studies.baselines import (
     method_settings,
     plan_training,
     pretrain_step,
+    probed_vector,
     starts,
 )
 from afire.studies.recorded import PlannedStep
@@ -118,6 +119,7 @@ def _trial_steps(study: Baselines, length: Length, choice: Choice, machine: Sequ
     command = [
         *("probe", "--weights", str(folder / "run"), "--data", str(films.data), "--split", str(films.split)),
         *("--labels", study.labels, "--seeds", str(seed), "--name", f"{choice.method} {choice.name}", "--no-cache"),
+        *probed_vector(study, choice.method),
         *("--out", str(folder / PROBE), "--force", "--quiet"),
     ]
     makes = folder / PROBE / RESULT

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from afire.lesions.corrupt import KINDS, Corrupted, CorruptSettings, bent, corrupted, curves, noise_for
+from afire.lesions.corrupt import KINDS, Corrupted, CorruptSettings, _counts, bent, corrupted, curves, noise_for
 from afire.lesions.places import DRAW_BITS
 
 OFF = {"nonlinear": 0.0, "shuffle": 0.0, "paint": 0.0}
@@ -94,6 +94,13 @@ def test_painting_covers_blocks_or_all_but_windows(films: Tensor) -> None:
     shares = [spoilt.painted.float().mean(dim=(1, 2, 3)) for spoilt in (inside, outside)]
     assert (shares[0] >= (side // 6 - 1) ** 2 / side**2).all() and (shares[0] <= 5 / 9 + 0.05).all()
     assert (shares[1] <= 1 - (3 / 7 - 1 / side) ** 2).all() and (shares[1] > 0.05).all()
+
+
+def test_most_films_get_five_blocks() -> None:
+    """A block is followed by another with a chance of 0.95, so 0.95^4 of the films have all five."""
+    shares = torch.bincount(_counts((torch.arange(10_000) + 0.5) / 10_000), minlength=6) / 10_000
+    expected = [0, 0.05, 0.95 * 0.05, 0.95**2 * 0.05, 0.95**3 * 0.05, 0.95**4]
+    assert shares.tolist() == pytest.approx(expected, abs=1e-3)
 
 
 def test_noise_follows_from_its_key() -> None:

@@ -91,6 +91,27 @@ def test_the_adversary_joins_after_its_share_of_the_run() -> None:
     assert late < always
 
 
+def test_operations_are_counted_as_they_are_done() -> None:
+    """Before the adversary joins the networks' turn passes nothing through it; the mean over the run knows that."""
+    alone = made("options.adversary_after=0.999999").flops()
+    always = made("options.adversary_after=0").flops()
+    model = made("options.adversary_after=0.25")
+    assert model.flops() == pytest.approx(0.25 * alone + 0.75 * always, rel=1e-4) and model.is_judged
+    # alone: what the networks cost that are never judged
+    model.is_judged = False
+    in_the_first_steps = super(DiRA, model).flops() - model.share(ADVERSARY) * _of_the_adversary(model)
+    assert alone == pytest.approx(in_the_first_steps, rel=1e-4)
+
+
+def _of_the_adversary(model: DiRA) -> float:
+    """Operations of its own turn: all that the turns cost together but those of the networks."""
+    both = super(DiRA, model).flops()
+    model.share = lambda turn: 0.0 if turn == ADVERSARY else 1.0  # type: ignore[method-assign]
+    networks = super(DiRA, model).flops()
+    del model.share
+    return (both - networks) / model.share(ADVERSARY)
+
+
 def test_the_turns_in_the_loop(packed: Path, smallest, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     config = smallest(*settings("dira"), "training.epochs=2", "run.keep_checkpoints=9")
     pretrain(config, PackedFilms(packed), tmp_path / "run")

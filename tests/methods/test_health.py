@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from afire.methods.health import TokenHealth, effective_rank, image_dependence, information, measure
+from afire.methods.health import TokenHealth, effective_rank, image_dependence, information, measure, place_nats
 
 GOOD = TokenHealth(
     prototype_entropy=0.5,
@@ -96,9 +96,20 @@ def test_verdicts(change: dict[str, float], colour: str, words: str) -> None:
 
 def test_information_is_read_from_the_losses() -> None:
     """Where every token tells its place, it has log L nats; what was switched off is not told."""
-    assert information(16, 0.0, 0.0) == {"place_information": math.log(16), "category_term": -0.0}
-    assert information(16, math.log(16), None) == {"place_information": pytest.approx(0.0)}
-    assert information(16, None, 0.5) == {"category_term": -0.5} and information(16, None, None) == {}
+    nats = math.log(16)
+    assert information(nats, 0.0, 0.0) == {"place_information": nats, "category_term": -0.0}
+    assert information(nats, nats, None) == {"place_information": pytest.approx(0.0)}
+    assert information(nats, None, 0.5) == {"category_term": -0.5} and information(nats, None, None) == {}
+
+
+def test_places_that_are_not_equally_frequent_hold_less() -> None:
+    """The bound keeps below what tokens can tell: three quarters at one place are less than log 2."""
+    place = torch.tensor([[0, 0, 0, 1], [0, 0, 0, 1]])
+    nats = place_nats(place, 2)
+    assert nats == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert place_nats(torch.arange(6).expand(4, 6), 6) == pytest.approx(math.log(6))
+    # Tokens that say nothing: the best loss is H(place), and they hold 0 nats, not log 2 - H(place).
+    assert information(nats, nats, None)["place_information"] == 0
 
 
 def test_the_bound_is_below_the_information_of_tokens_that_tell_their_place() -> None:
@@ -109,6 +120,7 @@ def test_the_bound_is_below_the_information_of_tokens_that_tell_their_place() ->
     joint = says / positions
     exact = float((joint * (joint / (joint.sum(0, keepdim=True) * joint.sum(1, keepdim=True))).log()).sum())
     best = -float((joint * says.log()).sum())  # the loss of a posterior that is right
-    assert information(positions, best, None)["place_information"] == pytest.approx(exact)
+    nats = math.log(positions)
+    assert information(nats, best, None)["place_information"] == pytest.approx(exact)
     worse = -float((joint * says.square().div(says.square().sum(1, keepdim=True)).log()).sum())
-    assert information(positions, worse, None)["place_information"] < exact
+    assert information(nats, worse, None)["place_information"] < exact

@@ -117,6 +117,19 @@ def test_test_films_come_after_all_pretrainings(study: Baselines) -> None:
     assert "head.hidden" not in by_name["flops-mae-0"].command and "head.hidden" in by_name["flops-afire-0"].command
 
 
+def test_a_method_is_probed_on_the_vector_that_its_loss_reads(study: Baselines) -> None:
+    """DINO's is the class token; the tokens beside it are left to themselves in its last block."""
+    study = replace(study, methods=["mae", "moco", "dino", "adam2"], lengths=study.lengths[1:])
+    trainings = {("epochs", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
+    steps = [step for step in plan_steps(study, trainings) if step.arguments[0] == "probe"]  # type: ignore[arg-type]
+    assert {step.name for step in steps if "--pool class" in step.command} == {
+        "epochs-dino-probe-0-1",
+        "epochs-dino-knn-0-1",
+    }
+    meant = replace(study, own={"dino": ["options.pool=mean"]})
+    assert not any("--pool" in step.command for step in plan_steps(meant, trainings))  # type: ignore[arg-type]
+
+
 def test_in_turn_a_method_is_finished_before_the_next(study: Baselines) -> None:
     study = replace(study, in_turn=True, lengths=study.lengths[:1], tasks=["probe", "gaussian"])
     trainings = {("flops", method): plan_training(study, method, study.lengths[0]) for method in study.methods}
