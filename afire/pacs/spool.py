@@ -129,12 +129,13 @@ class Spool:
         return receipt
 
     def _place(self, part: Path, name: FilmName) -> Receipt:
+        is_under_way = self._is_under_way(name)  # asked first: what is delivered meanwhile has a record when it is read
         record = self._record(name.film)
         pixels = self._pixels.get(name.film) or record.get("pixels")
         if pixels is not None and pixels != name.pixels:
             _move(part, self.root / QUARANTINE / f"{name}{_SUFFIX}")
             return Receipt.QUARANTINED
-        if self._is_under_way(name) or self.recipe in record.get("recipes", {}):
+        if is_under_way or self.recipe in record.get("recipes", {}):
             return Receipt.DUPLICATE
         part.rename(self._film(name))
         self._pixels[name.film] = name.pixels

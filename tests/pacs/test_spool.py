@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +146,26 @@ def test_a_second_delivery_changes_nothing_in_any_state(tmp_path: Path) -> None:
     result = commit(spool, A)
     assert spool.receive(A, b"film") is Receipt.DUPLICATE
     spool.acknowledge(result, ["sr"])
+    assert spool.receive(A, b"film") is Receipt.DUPLICATE
+    assert not spool.has_work()
+
+
+def test_a_film_delivered_while_it_comes_again_is_not_scored_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path, RECIPE)
+    spool.receive(A, b"film")
+    result = commit(spool, A)
+    real, looks = spool._record, list[str]()
+
+    def slow(film: str) -> dict[str, Any]:
+        looks.append(film)
+        found = real(film)
+        if len(looks) == 1:  # the courier is done just after this look
+            spool.acknowledge(result, ["sr"])
+        return found
+
+    monkeypatch.setattr(spool, "_record", slow)
     assert spool.receive(A, b"film") is Receipt.DUPLICATE
     assert not spool.has_work()
 
