@@ -43,9 +43,9 @@ def write_synced(path: Path, data: bytes, *, direct: bool = False) -> None:
             except OSError as error:
                 if not direct or error.errno != errno.EINVAL:
                     raise
-                os.close(handle)  # a file system that does not take such writes
-                path.unlink()
-                handle = _create(path, 0)
+                path.unlink()  # a file system that does not take such writes
+                refused, handle = handle, _create(path, 0)
+                os.close(refused)  # not before there is another: what fails until then closes this one below
                 _write(handle, data)
             os.fsync(handle)
         except BaseException:

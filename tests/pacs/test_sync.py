@@ -57,6 +57,34 @@ def test_file_systems_that_do_not_take_it(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "film").read_bytes() == b"a film"
 
 
+@pytest.mark.skipif(not sync._DIRECT, reason="there is no such flag here")
+def test_a_descriptor_is_closed_once_when_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed twice, it could be the descriptor that another thread was given in between."""
+    real_open, real_close = os.open, os.close
+    opened, closed = list[int](), list[int]()
+
+    def open_once(path: Path, flags: int, mode: int = 0o777) -> int:
+        if opened:
+            raise OSError(errno.EMFILE, "too many")
+        opened.append(real_open(path, flags & ~sync._DIRECT, mode))
+        return opened[0]
+
+    def refuse(_handle: int, _data: bytes) -> None:
+        raise OSError(errno.EINVAL, "no")
+
+    def close(handle: int) -> None:
+        closed.append(handle)
+        real_close(handle)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError) as caught:
+        patch.setattr(os, "open", open_once)
+        patch.setattr(os, "close", close)
+        patch.setattr(sync, "_write_direct", refuse)
+        write_synced(tmp_path / "film", b"a film", direct=True)
+    assert caught.value.errno == errno.EMFILE
+    assert closed == opened and list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("written", [0, 100])
 def test_a_disk_that_fills_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
     def full(handle: int, data: bytes) -> int:
