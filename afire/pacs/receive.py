@@ -192,9 +192,10 @@ def _pixels(tags: Dataset) -> tuple[str, bytes]:
     syntax = UID(tags.file_meta.TransferSyntaxUID)
     if syntax in (ExplicitVRLittleEndian, ImplicitVRLittleEndian):
         return about, stored[: rows * columns * samples * int(tags.get("BitsAllocated") or 0) // 8]
-    if rows * columns > MAX_PIXELS:
-        return about, stored
     try:
+        frames = max(1, int(tags.get("NumberOfFrames") or 1))
+        if rows * columns * frames > MAX_PIXELS:  # a small file may hold many of the same black frame
+            return about, stored
         decoded = pixel_array(tags, raw=True)
         return about, decoded.astype(decoded.dtype.newbyteorder("<")).tobytes()
     except Exception:  # damaged: it will be refused by name when it is read
