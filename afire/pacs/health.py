@@ -71,6 +71,7 @@ class HealthServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    timeout = 10  # seconds: who says nothing must not keep a thread
     look: Callable[[], Health]
     live: LiveList | None
 

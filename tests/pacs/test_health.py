@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("pynetdicom")
 
 from afire.detect.base import AnomalyDetector
+from afire.pacs import health
 from afire.pacs.health import LiveList
 from afire.pacs.service import Service
 from tests.browser import CHROMIUM, MISSING, Browser
@@ -105,6 +107,19 @@ def test_nobody_beyond_this_machine_is_answered(detector: AnomalyDetector) -> No
 def test_a_service_may_have_no_list(start_service: StartService) -> None:
     plain = start_service(health=(LOOPBACK, 0), live=0)
     assert get(plain, "/")[0] == 404 and get(plain, "/readyz")[0] == 200 and not plain.live_address
+
+
+def test_who_asks_nothing_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert health._Handler.timeout == 10
+    monkeypatch.setattr(health._Handler, "timeout", 0.1)
+    server = health.HealthServer(LOOPBACK, 0, lambda: health.Health(alive=True, ready=True))
+    try:
+        for words in (b"", b"GET /healthz HT"):
+            with socket.create_connection((LOOPBACK, server.port), timeout=10) as silent:
+                silent.sendall(words)
+                assert silent.recv(1) == b"", "it hangs up"
+    finally:
+        server.close()
 
 
 @pytest.fixture
