@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from afire.methods import METHODS, Method, complete, make_method
-from afire.methods.base import Keys, Labels, Progress
+from afire.methods.base import Keys, Labels, Progress, train_only
 from afire.settings import load_config
 from tests import commands
 
@@ -54,8 +54,12 @@ def made(method: str) -> Method:
 
 
 def train(model: torch.nn.Module, bare: Method, rank: int, world: int) -> dict[str, Tensor]:
-    """A few steps of plain gradient descent on this process's share of the films; what they left behind."""
-    optimiser = torch.optim.SGD([p for p in bare.parameters() if p.requires_grad], lr=0.02)
+    """A few steps of plain gradient descent on this process's share of the films; what they left behind.
+
+    Optimisers take turns in a step, as in the loop.
+    """
+    trained = {turn: [weight for _, weight in bare.parameters_of(turn)] for turn in bare.turns}
+    optimisers = {turn: torch.optim.SGD(weights, lr=0.02) for turn, weights in trained.items()}
     result: dict[str, Tensor] = {}
     images = films()
     for step in range(STEPS):
@@ -64,15 +68,18 @@ def train(model: torch.nn.Module, bare: Method, rank: int, world: int) -> dict[s
         bare.schedule(Progress(step, STEPS, 1))
         batch = torch.randperm(FILMS, generator=torch.Generator().manual_seed(step))[:BATCH]
         rows = batch.chunk(world)[rank]
-        losses = bare.losses(model(bare.views(images[rows], Keys(0, step, step, rows))))
-        optimiser.zero_grad()
-        losses.total.backward()
-        for name, value in {**losses.terms, "total": losses.total}.items():
-            result[f"{step} loss {name}"] = value.detach()
-        for name, parameter in bare.named_parameters():
-            if parameter.grad is not None:
-                result[f"{step} gradient {name}"] = parameter.grad.clone()
-        optimiser.step()
+        for turn in bare.turns:
+            train_only(turn, trained)
+            losses = bare.losses(model(bare.views(images[rows], Keys(0, step, step, rows))), turn)
+            bare.zero_grad()
+            losses.total.backward()
+            for name, value in {**losses.terms, "total": losses.total}.items():
+                result[f"{step} {turn} loss {name}"] = value.detach()
+            for name, parameter in bare.named_parameters():
+                if parameter.grad is not None:
+                    result[f"{step} {turn} gradient {name}"] = parameter.grad.clone()
+            optimisers[turn].step()
+        train_only(None, trained)
         bare.after_step(losses)
         result |= {f"{step} buffer {name}": value.clone() for name, value in bare.named_buffers()}
     return result
@@ -83,7 +90,8 @@ def work(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     for method in CASES:
         bare = made(method)
-        torch.save(train(DistributedDataParallel(bare), bare, rank, 2), Path(folder) / f"{method} {rank}.pt")
+        wrapped = DistributedDataParallel(bare, find_unused_parameters=len(bare.turns) > 1)
+        torch.save(train(wrapped, bare, rank, 2), Path(folder) / f"{method} {rank}.pt")
     dist.destroy_process_group()
 
 
@@ -101,6 +109,8 @@ def test_two_processes_equal_one(method: str, folder: Path) -> None:
     bare = made(method)
     expected = train(bare, bare, 0, 1)
     results = [torch.load(folder / f"{method} {rank}.pt", weights_only=True) for rank in (0, 1)]
+    for turn in bare.turns:
+        assert any(name.startswith(f"0 {turn} gradient ") for name in expected)
     for result in results:
         assert result.keys() == expected.keys()
         for name, value in expected.items():
