@@ -136,14 +136,16 @@ class WebSender:
 
     def _store(self, paths: Sequence[Path]) -> Answer:
         """All, or the reason why not all."""
+        files = [path.read_bytes() for path in paths]
         try:
-            stored = self._client.store_files([path.read_bytes() for path in paths])
+            stored = self._client.store_files(files)
+            reasons = [int(one.get("FailureReason", 0xC000)) for one in stored.get("FailedSOPSequence") or []]
         except requests.HTTPError as error:
             status = error.response.status_code
             return Answer(Outcome.REFUSED if status in _REFUSALS else Outcome.LATER, f"HTTP {status}")
-        except requests.RequestException as error:
+        except Exception as error:  # no connection, or an answer that cannot be read, for which libraries raise many
             return Answer(Outcome.LATER, type(error).__name__)
-        failed = [_answer_to(int(one.get("FailureReason", 0xC000))) for one in stored.get("FailedSOPSequence") or []]
+        failed = [_answer_to(reason) for reason in reasons]
         weights = [Outcome.STORED, Outcome.LATER, Outcome.REFUSED]
         return max(failed, key=lambda answer: weights.index(answer.outcome), default=Answer(Outcome.STORED))
 
@@ -220,11 +222,7 @@ class Courier:
         """Send waiting results, and wait for more."""
         while not stop.is_set():
             results = self._spool.next_results(_TOGETHER, _IDLE_SECONDS)
-            try:
-                left = self._deliver(results)
-            except OSError as error:  # a full disk: deliveries cannot be recorded now
-                self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
-                self._failures, left = self._failures + 1, results
+            left = self._try(results)
             if left:
                 self._spool.send_later(left)
             if left or not results:
@@ -232,6 +230,19 @@ class Courier:
             if left:
                 stop.wait(self._wait())
         self._sender.rest()
+
+    def _try(self, results: Sequence[ResultName]) -> list[ResultName]:
+        """Deliver what can be; whatever happens, the thread goes on: without it nothing would be sent any more."""
+        try:
+            return self._deliver(results)
+        except OSError as error:  # a full disk: deliveries cannot be recorded now
+            self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
+            left = list(results)
+        except Exception as error:  # its message may quote a tag
+            self._journal.note("sending failed", reason=type(error).__name__)
+            left = [*results[1:], *results[:1]]  # in turn, so that one does not hold up the others for ever
+        self._failures += 1
+        return left
 
     def _deliver(self, results: Sequence[ResultName]) -> list[ResultName]:
         """Send the objects of several films together; the results of which something is left to send. Counts failures

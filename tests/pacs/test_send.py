@@ -26,6 +26,8 @@ class Web:
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.status, self.body, self.requests = 200, {}, []  # type: ignore[var-annotated]
+        self.words: bytes | None = None  # instead of the body
+        self.kind = "application/dicom+json"  # of it; none is not stated
         self.refuses = b""  # requests that hold this
         outer = self
 
@@ -34,9 +36,10 @@ class Web:
                 length = int(self.headers["Content-Length"])
                 outer.requests.append((self.path, self.headers.get("Authorization"), self.rfile.read(length)))
                 refused = outer.refuses and outer.refuses in outer.requests[-1][2]
-                body = json.dumps(outer.body).encode()
+                body = json.dumps(outer.body).encode() if outer.words is None else outer.words
                 self.send_response(409 if refused else outer.status)
-                self.send_header("Content-Type", "application/dicom+json")
+                if outer.kind:
+                    self.send_header("Content-Type", outer.kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -87,6 +90,20 @@ def test_a_request_that_went_well_with_an_object_that_did_not(
 ) -> None:
     web.body = {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}}]}}
     assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])[0].outcome.value == outcome
+
+
+_REASONLESS = b'{"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US"}}]}}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "reason"),
+    [("", b"OK", "KeyError"), ("application/dicom+json", b"[{}]", "AttributeError"),
+     ("application/dicom+xml", b"<not XML", "ParseError"), ("application/dicom+json", _REASONLESS, "TypeError")],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_read_is_none(web: Web, tmp_path: Path, kind: str, words: bytes, reason: str) -> None:
+    web.kind, web.words = kind, words
+    [answer] = WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")])
+    assert answer == Answer(Outcome.LATER, reason)
 
 
 def test_objects_of_several_films_go_together_and_a_refusal_is_that_of_one(web: Web, tmp_path: Path) -> None:
@@ -146,6 +163,34 @@ def test_the_courier_waits_longer_each_time_up_to_a_limit(tmp_path: Path) -> Non
         courier._failures = failures
         waits.append(courier._wait())
     assert waits == [0.5, 1.0, 2.0, 32.0, 60.0, 60.0, 60.0]
+
+
+class Broken(Stubborn):
+    """A way that fails at one object as nobody expected."""
+
+    sends_together = False
+
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        if any(path.read_bytes() == b"bad" for path in paths):
+            raise LookupError("a name that stands in the film")
+        return super().send(paths)
+
+
+def test_the_courier_survives_what_nobody_expected(tmp_path: Path) -> None:
+    spool, receiver, stop = Spool(tmp_path, "aa"), Broken(0), threading.Event()
+    for number, data in enumerate((b"bad", b"good", b"fine")):
+        name = FilmName(f"{number:04x}", "11")
+        spool.receive(name, b"film")
+        spool.commit({name: {"sr": data}})
+    courier = Courier(spool, receiver, Journal(tmp_path / "audit.jsonl"), first_wait=0.001)
+    thread = threading.Thread(target=courier.run, args=(stop,), daemon=True)
+    thread.start()
+    wait_for(lambda: len(receiver.sent) == 2 or not thread.is_alive())
+    assert thread.is_alive() and spool.counts()["outgoing"] == 1
+    stop.set()
+    thread.join()
+    log = (tmp_path / "audit.jsonl").read_text()
+    assert "LookupError" in log and "a name" not in log
 
 
 def test_the_courier_keeps_going(tmp_path: Path) -> None:
