@@ -8,9 +8,12 @@ file, and TCP confirmations are sent at once. The library still builds and reads
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +101,7 @@ class StoreAssociation:
         timeout: float,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._timeout = timeout
         self._socket: socket.socket = socket.create_connection((host, port), timeout)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -118,8 +122,8 @@ class StoreAssociation:
             context.context_id = 2 * number + 1
         request = A_ASSOCIATE_RQ()
         request.from_primitive(self._request(titles, contexts))
-        self._socket.sendall(request.encode())
-        message_type, body = self._receive()
+        self._send(request.encode())
+        message_type, body = self._receive(self._deadline())
         if message_type != _ACCEPTED:
             raise AssociationError("not accepted")
         accepted = A_ASSOCIATE_AC()
@@ -135,7 +139,7 @@ class StoreAssociation:
             for kind, context in zip(kinds, contexts, strict=True)
             if context.context_id in results and results[context.context_id].result == 0
         }
-        return numbers, max(1, min(most or _LARGEST_PDU, _LARGEST_PDU) - 6)
+        return numbers, max(2, (min(most or _LARGEST_PDU, _LARGEST_PDU) - 6) & ~1)  # PS3.8 E.1: even
 
     def _request(self, titles: tuple[str, str], contexts: list[PresentationContext]) -> A_ASSOCIATE:
         size, maker, version = (
@@ -159,8 +163,7 @@ class StoreAssociation:
         """Whether nothing has arrived since the last answer: it could only be the end of the association."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return False
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        return not readable
+        return not readable([self._socket], 0)
 
     def store(self, file: StoredObject) -> int:
         """Send an object and wait for the receiver's status. OSError is about the file."""
@@ -182,7 +185,7 @@ class StoreAssociation:
         )
         try:
             for start in range(0, len(message), _PIECE):
-                self._socket.sendall(message[start : start + _PIECE])
+                self._send(message[start : start + _PIECE])
             return self._status()
         except TimeoutError:
             raise AssociationError("no answer") from None
@@ -191,9 +194,9 @@ class StoreAssociation:
 
     def _status(self) -> int:
         """Of the answer to the message that was sent last."""
-        answer, is_complete = b"", False
+        answer, is_complete, deadline = b"", False, self._deadline()
         while not is_complete:
-            message_type, body = self._receive()
+            message_type, body = self._receive(deadline)
             if message_type != FRAGMENT:
                 raise AssociationError("the receiver ended it")
             for bits, data in _fragments_in(body):
@@ -212,10 +215,10 @@ class StoreAssociation:
     def release(self) -> None:
         """End it in an orderly way, if the receiver is still there."""
         try:
-            self._socket.sendall(A_RELEASE_RQ().encode())
-            message_type, _ = self._receive()
+            self._send(A_RELEASE_RQ().encode())
+            message_type, _ = self._receive(self._deadline())
             if message_type != _RELEASED:
-                self._socket.sendall(_abort())
+                self._send(_abort())
         except (OSError, AssociationError):
             pass
         finally:
@@ -225,16 +228,28 @@ class StoreAssociation:
         """Close the connection at once."""
         self._socket.close()
 
-    def _receive(self) -> tuple[int, bytes]:
+    def _send(self, data: bytes | memoryview) -> None:
+        self._socket.settimeout(self._timeout)  # what was received last may have left less
+        self._socket.sendall(data)
+
+    def _deadline(self) -> float:
+        """Of a whole answer: one that comes byte by byte is none."""
+        return time.monotonic() + self._timeout
+
+    def _receive(self, deadline: float) -> tuple[int, bytes]:
         """Type and contents of the next message."""
-        message_type, length = unpack(">BxI", self._receive_bytes(6))
+        message_type, length = unpack(">BxI", self._receive_bytes(6, deadline))
         if length > _LARGEST_ANSWER:
             raise AssociationError("an answer that is too long")
-        return message_type, self._receive_bytes(length)
+        return message_type, self._receive_bytes(length, deadline)
 
-    def _receive_bytes(self, count: int) -> bytes:
+    def _receive_bytes(self, count: int, deadline: float) -> bytes:
         data = b""
         while len(data) < count:
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                raise TimeoutError
+            self._socket.settimeout(seconds)
             if _QUICK is not None:  # the system resets it: set before each call
                 self._socket.setsockopt(socket.IPPROTO_TCP, _QUICK, 1)
             piece = self._socket.recv(count - len(data))
@@ -242,6 +257,18 @@ class StoreAssociation:
                 raise AssociationError("the receiver hung up")
             data += piece
         return data
+
+
+def readable(sockets: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
+    """Those of which something, or their end, can be read, after ``seconds`` at most. Unlike `select.select` this takes
+    descriptors above 1023, which a service with many connections and files has."""
+    poll, numbers = select.poll(), {one.fileno(): one for one in sockets}
+    for number in numbers:
+        poll.register(number, select.POLLIN)
+    found = poll.poll(1000 * seconds)
+    if any(events & select.POLLNVAL for _, events in found):  # closed since
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return [numbers[number] for number, _ in found]
 
 
 def _abort() -> bytes:

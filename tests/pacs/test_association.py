@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import threading
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pydicom
@@ -95,7 +98,7 @@ def test_a_receiver_that_refuses_us(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-@pytest.mark.parametrize("limit", [0, 1000, 16384])
+@pytest.mark.parametrize("limit", [0, 1000, 1001, 16384])
 def test_data_sets_arrive_whole_in_fragments_of_the_receivers_size(tmp_path: Path, syntax: str, limit: int) -> None:
     data_sets, sizes = [], []
     ae = AE(ae_title="PACS")
@@ -125,6 +128,7 @@ def test_data_sets_arrive_whole_in_fragments_of_the_receivers_size(tmp_path: Pat
         read = pydicom.dcmread(pydicom.filebase.DicomBytesIO(data_sets[0]), force=True)
         assert read.PixelData == bytes(range(256)) * 300 and read.SOPInstanceUID == instance(0)
     assert not limit or max(sizes[1:]) <= limit + 6
+    assert all(size % 2 == 0 for size in sizes[1:]), "PS3.8 E.1"
 
 
 def test_an_object_that_the_receiver_has_no_context_for_is_refused(tmp_path: Path) -> None:
@@ -149,6 +153,7 @@ class Scripted(StoreAssociation):
         with socket.create_server((LOOPBACK, 0)) as server:
             self._socket = socket.create_connection(server.getsockname(), timeout=0.2)
             self._peer, _ = server.accept()
+        self._timeout = 0.2
         self._contexts, self._most, self._message = {(SecondaryCaptureImageStorage, ExplicitVRLittleEndian): 1}, 4096, 0
         self._peer.sendall(answer)
 
@@ -181,3 +186,59 @@ def test_answers(tmp_path: Path) -> None:
     broken._peer.close()
     with pytest.raises(AssociationError, match=r"lost|hung up"):
         broken.store(file)
+
+
+def drip(peer: socket.socket, words: bytes, seconds: float) -> threading.Thread:
+    """Say ``words`` byte by byte, with pauses, until nobody listens."""
+
+    def run() -> None:
+        with suppress(OSError):
+            for byte in words:
+                peer.sendall(bytes([byte]))
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_an_answer_byte_by_byte_is_none(tmp_path: Path) -> None:
+    file, one = StoredObject.of(capture(tmp_path / "sc.dcm")), Scripted(b"")
+    thread = drip(one._peer, answer_to(1, 0), 0.05)  # some hundred bytes: each in time, all together not
+    with pytest.raises(AssociationError, match="no answer"):
+        one.store(file)
+    one.close()
+    thread.join()
+
+
+def test_negotiation_and_release_byte_by_byte_end_as_well() -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        threads = []
+
+        def serve() -> None:
+            peer, _ = server.accept()
+            threads.append(drip(peer, message(2, bytes(60)), 0.05))
+
+        host = threading.Thread(target=serve)
+        host.start()
+        with pytest.raises(TimeoutError):
+            StoreAssociation(*server.getsockname(), titles=("AFIRE", "PACS"), kinds=[], timeout=0.3)
+        host.join()
+    one = Scripted(b"")
+    threads.append(drip(one._peer, message(6, bytes(60)), 0.05))
+    begun = time.monotonic()
+    one.release()
+    assert time.monotonic() - begun < 1
+    for thread in threads:
+        thread.join()
+
+
+def test_descriptors_of_any_number() -> None:
+    """A service that holds many files and connections has them above 1023."""
+    one = Scripted(b"")
+    with one._socket as low:
+        one._socket = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100))
+    assert one.is_open()
+    one._peer.sendall(b"!")
+    wait_for(lambda: not one.is_open())
+    one.close()
