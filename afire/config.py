@@ -123,7 +123,7 @@ class EncoderConfig(Section):
             )
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        if self.width % 4:
+        if self.kind == "vit" and self.width % 4:
             raise ValueError(f"width {self.width} is not a multiple of 4, which 2-D sin-cos positions need")
         if self.stem == "conv" and self.patch_size & (self.patch_size - 1):
             raise ValueError(f"stem conv halves films and needs a patch_size such as 8 or 16, not {self.patch_size}")

@@ -219,7 +219,7 @@ def _run(task: RunTask, root: Path, jobs: Sequence[Job], journal: TextIO) -> lis
 
 
 def _batches(jobs: Sequence[Job], limit: int, workers: int) -> Iterator[Sequence[Job]]:
-    """Batches of nearly one size, at most ``most`` films, and as many for each thread: all end at about the same time.
+    """Batches of nearly one size, at most ``limit`` films, and as many for each thread: all end at about the same time.
 
     No small ones towards the end: a batch costs the networks as much as one or two films more, whatever its size.
     """
@@ -366,7 +366,7 @@ def _shown(film: Film) -> NDArray[np.uint8]:
 
 
 def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], limit: int) -> Iterator[T]:
-    """Results in order, with ``most`` calls under way or waiting to be fetched."""
+    """Results in order, with ``limit`` calls under way or waiting to be fetched."""
     waiting: deque[Future[T]] = deque()
     for call in calls:
         waiting.append(pool.submit(call))

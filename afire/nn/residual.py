@@ -77,6 +77,7 @@ class ResidualTrunk(ResidualStages):
 
     def levels(self, images: Tensor, after: Sequence[int], depth: Tensor | None = None) -> list[Tensor]:
         """Tokens (B, 1 + L, D) after the given numbers of stages, rising; later stages are zero in them."""
+        grid_of(images.shape[-2], images.shape[-1], PATCH)  # refuses other sizes
         maps = self.maps(standardised(images[:, :1]))
         return [self._tokens(maps[:last]) for last in after]
 

@@ -132,7 +132,7 @@ class Baselines:
 
 
 def parse_names(text: str, choices: Sequence[str], option: str) -> list[str]:
-    """``all``, or names separated by commas, each of them one of ``known``."""
+    """``all``, or names separated by commas, each of them one of ``choices``."""
     if text.strip() == "all":
         return list(choices)
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -138,7 +138,7 @@ class Dataset:
     published: tuple[tuple[str, str], ...] = ()  # (table2, segment or table3; column of the paper)
 
     def column(self, kind: str) -> str | None:
-        """The paper's column beside ``what``, or None."""
+        """The paper's column beside ``kind``, or None."""
         return dict(self.published).get(kind)
 
     def missing(self, target: Target) -> str:

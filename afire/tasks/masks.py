@@ -179,7 +179,7 @@ def component_sizes(inside: NDArray[np.bool_], truth: NDArray[np.bool_]) -> tupl
 
 
 def without_small_components(masks: NDArray[np.bool_], min_pixels: float) -> NDArray[np.bool_]:
-    """Masks (B, S, S) without connected components of fewer than ``least`` pixels."""
+    """Masks (B, S, S) without connected components of fewer than ``min_pixels`` pixels."""
     if min_pixels <= 0:
         return masks
     result = np.zeros_like(masks)

@@ -52,7 +52,7 @@ def load_backbones(
     """A backbone for each label. Runs bring their own settings, and files their architecture; ``config`` is for random
     weights and for what files do not say.
 
-    Without ``config``, that of the first run or file beside them is taken: the fair thing to compare.
+    Without ``config``, that of the first run or file beside them with a ViT is taken: the fair thing to compare.
     """
     if not weights:
         raise UserError("a figure needs at least one --weights.")
@@ -61,7 +61,8 @@ def load_backbones(
         (backbone for backbone in opened.values() if not isinstance(backbone, RandomWeights)),
         key=lambda backbone: not backbone.brings_settings,
     )
-    config = config or next((backbone.config for backbone in candidates), None)
+    lenders = (backbone for backbone in candidates if backbone.holds_vit or not backbone.brings_settings)
+    config = config or next((backbone.config for backbone in lenders), None)
     return {
         label: backbone
         if backbone.brings_settings

@@ -65,7 +65,7 @@ class Architecture:
         encoder = config.encoder
         ours = (self.width, self.depth, self.patch_size, self.stem, self.positions, self.channels)
         theirs = (encoder.width, encoder.depth, encoder.patch_size, encoder.stem, encoder.positions)
-        return ours == (*theirs, config.image.channels)
+        return encoder.kind == "vit" and ours == (*theirs, config.image.channels)
 
     @property
     def size(self) -> int:
@@ -75,6 +75,7 @@ class Architecture:
     def settings(self) -> dict[str, dict[str, Any]]:
         """As settings, nested as in a YAML file. Weights for colours were made for ImageNet's normalisation."""
         encoder = {
+            "kind": "vit",
             "size": None,
             "width": self.width,
             "depth": self.depth,

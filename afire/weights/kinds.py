@@ -22,7 +22,7 @@ from afire.config import Config
 from afire.errors import UserError
 from afire.methods import METHODS, Method, make_method, method_type
 from afire.methods.base import Progress
-from afire.nn.residual import Trunk, initialise_trunk, make_trunk, residual_config, residual_tensors
+from afire.nn.residual import PATCH, Trunk, initialise_trunk, make_trunk, residual_config, residual_tensors
 from afire.nn.vit import Normalise, VisionTransformer
 from afire.settings import load_config
 from afire.training.run_folder import MODEL, STATE, read_state
@@ -301,13 +301,22 @@ class _OwnWeights(Weights):
 
     @cached_property
     def _residual(self) -> dict[str, Tensor]:
-        """The residual trunk inside a detector whose networks are its own; empty where there is none."""
-        return residual_tensors(read_tensors(self._own_file), _OWN_NETWORK) if self.holds == "detector" else {}
+        """The residual trunk inside a detector, its own network or the one it looks through; empty where there is none.
+
+        One for films of a size that the trunk does not divide is used as a detector alone.
+        """
+        if self.holds != "detector" or super().config.image.size % PATCH:
+            return {}
+        tensors = read_tensors(self._own_file)
+        return residual_tensors(tensors, _OWN_NETWORK) or residual_tensors(tensors, _ENCODER)
 
     @property
     def network(self) -> str:
         if self._residual:
-            return _OWN_NETWORK.removesuffix(".")
+            own = _OWN_NETWORK.removesuffix(".")
+            if self._network not in (None, own):
+                raise UserError(f"{self._folder} holds one network, and no {self._network}; leave out --network.")
+            return own
         name = super().network
         if self.holds == "encoder" and name != self.kind.networks[0]:
             raise UserError(f"{self._folder} holds the encoder of a detector, and no {name}.")

@@ -68,6 +68,13 @@ def test_any_side_that_8_divides_is_taken(trunk: ResidualTrunk, side: int) -> No
     assert trunk(torch.rand(1, 1, side, side)).shape == (1, 1 + (side // 8) ** 2, 112)
 
 
+@pytest.mark.parametrize("side", [100, 130, 132])
+def test_other_sides_are_refused(trunk: ResidualTrunk, side: int) -> None:
+    """Also those that the stem could fold, whose last row and column would be lost or made up."""
+    with pytest.raises(UserError, match=f"{side} x {side} pixels is not a multiple of the patch size 8"):
+        trunk(torch.rand(1, 1, side, side))
+
+
 def test_every_weight_gets_a_gradient(images: torch.Tensor) -> None:
     network = ResidualTrunk(4, 1, image_size=64)
     network(images).square().mean().backward()
@@ -92,6 +99,8 @@ def test_settings_that_no_residual_network_has_are_refused() -> None:
     for wrong in ({"width": 100}, {"width": 56, "depth": 4}, {"width": 56, "depth": 5, "patch_size": 16}):
         with pytest.raises(ValidationError, match="kind residual needs a width that is a multiple of 14"):
             EncoderConfig(**{"kind": "residual", "heads": 1, "patch_size": 8, "depth": 5, **wrong})
+    odd = residual_settings({"stem.1.0.weight": torch.zeros(5, 16, 3, 3), "stages.0.0.x": torch.zeros(1)})
+    assert odd.width == 70, "it has no positions, which would need a multiple of 4"
     fitting = EncoderConfig(kind="residual", width=56, depth=5, heads=1, patch_size=8)
     with pytest.raises(UserError, match="no vision transformer"):
         VisionTransformer.from_config(fitting, IMAGE)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import afire
 from afire.config import Config
@@ -16,9 +17,12 @@ from afire.data.pack import PackSettings, pack
 from afire.detect.base import detector_folder, load_detector
 from afire.detect.taught import Finder
 from afire.errors import UserError
+from afire.methods import METHODS
 from afire.nn.residual import ResidualTrunk
+from afire.nn.vit import VisionTransformer, initialise
 from afire.tasks.finetune import load_classifier
 from afire.tasks.gradcam import TokenMap, gradcam
+from afire.tasks.representation import describe_backbone, load_backbones
 from afire.weights import open_weights, start_from
 from afire.weights.hub import BUILTIN
 from tests.tasks.conftest import draw_films
@@ -97,6 +101,8 @@ def test_segmentation_and_patchcore(spots: Path, large: Path, tmp_path: Path) ->
     assert detector.config.encoder.kind == "residual"
     again = load_detector(tmp_path / "pc")
     images = torch.rand(2, 1, 128, 128)
+    models = [afire.load(weights, "cpu") for weights in (tmp_path / "pc", BUILTIN)]
+    assert torch.equal(*(model.encode(images) for model in models)), "it looks through the same network"
     np.testing.assert_array_equal(detector.score(images).score, again.score(images).score)
 
 
@@ -106,6 +112,27 @@ def test_random_weights_of_its_kind_are_a_row_beside_it(smallest: Config) -> Non
     first, again = (open_weights("random", config, seed=3) for _ in range(2))
     assert isinstance(first.trunk, ResidualTrunk) and first.hash == again.hash
     assert first.hash != open_weights("random", config, seed=4).hash
+
+
+def test_it_stands_beside_a_vit_in_a_figure(tmp_path: Path, smallest: Config) -> None:
+    """Its settings are not lent to what is compared with it: a file says its own, random weights are asked for."""
+    vit = VisionTransformer(width=56, depth=3, heads=2, patch_size=8, image_size=32)
+    initialise(vit, torch.Generator().manual_seed(0))
+    save_file(vit.state_dict(), tmp_path / "vit.safetensors")
+    both = load_backbones({"builtin": BUILTIN, "vit": tmp_path / "vit.safetensors"})
+    assert isinstance(both["builtin"].trunk, ResidualTrunk) and isinstance(both["vit"].trunk, VisionTransformer)
+    assert both["vit"].config.method in METHODS
+    assert [describe_backbone(backbone)["width"] for backbone in both.values()] == [448, 56]
+    with pytest.raises(UserError, match="add --preset"):
+        _ = load_backbones({"builtin": BUILTIN, "random": "random"})["random"].trunk
+    beside = load_backbones({"builtin": BUILTIN, "random": "random"}, smallest)
+    assert describe_backbone(beside["random"])["width"] == smallest.encoder.width
+
+
+def test_it_has_one_network() -> None:
+    assert open_weights(BUILTIN, network="network").network == "network"
+    with pytest.raises(UserError, match="holds one network, and no student; leave out --network"):
+        _ = open_weights(BUILTIN, network="student").network
 
 
 def test_methods_that_need_a_vit_say_so(large: Path, tmp_path: Path) -> None:
