@@ -7,13 +7,16 @@ sent something or the second one has an answer to send; the second one waits for
 A film arrives in some twenty fragments. The library decodes each of them, turns it into another object and passes it
 through two queues and its state machine. Here fragments are appended to the film, after a file header that was written
 first, so that the film is a DICOM file when the last fragment has arrived. Everything else is left to the library.
+
+A thread that reads a message can do nothing else: timers and flags are looked at between messages. So a peer may
+neither be silent within one for long nor announce one that takes more memory than there is.
 """
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
+import time
 from contextlib import suppress
 from functools import partial
 from queue import Empty, Queue
@@ -28,14 +31,27 @@ from pynetdicom.dimse_primitives import C_STORE
 from pynetdicom.pdu_primitives import P_DATA
 from pynetdicom.transport import AssociationSocket
 
-from afire.pacs.association import FRAGMENT, IS_COMMAND, IS_LAST, NO_DATA_SET, STORE_ANSWER, command_set, uid_value
+from afire.pacs.association import (
+    FRAGMENT,
+    IS_COMMAND,
+    IS_LAST,
+    NO_DATA_SET,
+    STORE_ANSWER,
+    command_set,
+    readable,
+    uid_value,
+)
 from afire.pacs.mould import elements, file_head
 
 _LONGEST_WAIT = 0.1  # seconds, after which timers and flags are looked at
 _CHUNK = 1 << 18  # bytes: the library reads four thousand at a time, five hundred times for a film
+_LONGEST_SILENCE = 60.0  # seconds within a message, or while the peer takes nothing of ours
 _LARGEST_FRAGMENT = 1 << 21  # bytes: memory for it is taken before it is there
+_LARGEST_MESSAGE = 4 * _LARGEST_FRAGMENT
+_LARGEST_REQUEST = 1 << 20  # bytes of a message of who has not been let in
+_LARGEST_FILM = 1 << 30  # bytes
 _HEAD = 10  # bytes of a message before what it holds: type, length, length of its fragment
-_IN_TRANSFER = "Sta6"  # the library's name for it
+_IN_TRANSFER, _CLOSED, _INVALID = "Sta6", "Evt17", "Evt19"  # the library's names of a state and events
 
 
 def wait_for_news(event: Any) -> None:
@@ -43,12 +59,33 @@ def wait_for_news(event: Any) -> None:
     association = event.assoc
     upper = association.dul
     plain = upper.socket.socket
+    _limit_silence(plain)
     upper.event_queue.get_nowait()  # that there is a connection: the new socket says so again
     upper.socket = _WaitingSocket(association, client_socket=plain)
     upper.to_provider_queue = _Announced(upper.socket.wake)
     upper._read_pdu_data = partial(_read_message, upper, upper._read_pdu_data)
     association.dimse = _WaitingMessages(association)
     upper.to_user_queue = _Announced(association.dimse.wake)
+
+
+def _limit_silence(plain: socket.socket) -> None:
+    """Reads and writes that wait for too long raise an OSError. A time-out of Python's own would make each read wait,
+    those that must not (``MSG_DONTWAIT``) as well; TLS, however, knows no other, and has no such reads."""
+    if isinstance(plain, ssl.SSLSocket):
+        plain.settimeout(_LONGEST_SILENCE)
+        return
+    seconds = int(_LONGEST_SILENCE)
+    limit = pack("ll", seconds, int(1e6 * (_LONGEST_SILENCE - seconds)))  # the system's `timeval`
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def hang_up(association: Any) -> None:
+    """End the connection of a peer that keeps another thread in a read or a write, which return at once."""
+    plain = association.dul.socket.socket
+    if plain is not None:
+        with suppress(OSError):
+            socket.socket.shutdown(plain, socket.SHUT_RDWR)  # TLS's own would take the connection from its reader
 
 
 def let_go(event: Any) -> None:
@@ -60,12 +97,23 @@ def let_go(event: Any) -> None:
 
 def _read_message(upper: Any, read_any: Any) -> None:
     """Read commands and fragments of films while there are any; ``read_any``, the library's own, reads the rest."""
+    try:
+        is_for_library = _read_fragments(upper)
+    except OSError:  # too long a silence, or the connection is lost
+        upper.event_queue.put(_CLOSED)
+        return
+    if is_for_library:
+        read_any()
+
+
+def _read_fragments(upper: Any) -> bool:
+    """Whether there is a message that is none of these."""
     connection, messages = upper.socket, upper.assoc.dimse
     waits = True  # for the first: there is news
-    while upper.state_machine.current_state == _IN_TRANSFER and not upper._kill_thread:
+    while upper.state_machine.current_state == _IN_TRANSFER and upper.event_queue.empty() and not upper._kill_thread:
         head = connection.recv_head(waits)
         if head is None:
-            return
+            return False
         kind, length, part = unpack(">BxII", head) if len(head) == _HEAD else (0, 0, 0)
         if kind != FRAGMENT or not 2 < part == length - 4 <= _LARGEST_FRAGMENT:
             connection.unread(head)
@@ -76,8 +124,7 @@ def _read_message(upper: Any, read_any: Any) -> None:
             break
         messages.add_fragment(data)
         waits = False
-    if waits or connection.has_unread():
-        read_any()
+    return waits or connection.has_unread()
 
 
 class _Announced(Queue[Any]):
@@ -115,9 +162,9 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
             return True
         seconds = _LONGEST_WAIT if self.event_queue.empty() else 0  # events in the queue come first, one by one
         try:
-            found, _, _ = select.select([self.socket, self._ear], [], [], seconds)
+            found = readable([self.socket, self._ear], seconds)
         except (OSError, ValueError):
-            self.event_queue.put("Evt17")  # the connection is closed
+            self.event_queue.put(_CLOSED)
             return False
         if self._ear in found:
             with suppress(OSError):
@@ -125,11 +172,18 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         return self.socket in found
 
     def recv(self, nr_bytes: int) -> bytearray:
-        """``nr_bytes`` bytes; fewer if the peer has closed the connection."""
+        """``nr_bytes`` bytes; fewer if the peer has closed the connection. OSError if they are too many, or come too
+        slowly: whoever has not been let in has to say all of it in time."""
         assert self.socket is not None
+        is_let_in = self.assoc.dul.state_machine.current_state == _IN_TRANSFER
+        if nr_bytes > (_LARGEST_MESSAGE if is_let_in else _LARGEST_REQUEST):
+            raise OSError("a message that is too long")
+        deadline = time.monotonic() + _LONGEST_SILENCE
         data = bytearray(self._unread[:nr_bytes])
         self._unread = self._unread[nr_bytes:]
         while len(data) < nr_bytes:
+            if not is_let_in and time.monotonic() > deadline:
+                raise TimeoutError
             part = self.socket.recv(min(_CHUNK, nr_bytes - len(data)))
             if not part:
                 break
@@ -171,6 +225,8 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
 class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
     """Waits for a message, or for :meth:`wake` when the peer has closed the connection."""
 
+    message: Any  # that is being received, or none
+
     def wake(self) -> None:
         self.msg_queue.put((None, None))  # what the library puts there when a connection ends
 
@@ -178,8 +234,19 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         """Whether the next fragment is one of a film."""
         return isinstance(self.message, C_STORE_RQ)
 
+    def _is_too_large(self, more: int) -> bool:
+        """Whether ``more`` bytes make a message larger than a film may be: it is forgotten, the association aborted."""
+        held = 0 if self.message is None else self.message.encoded_command_set.tell() + self.message.data_set.tell()
+        if held + more <= _LARGEST_FILM:
+            return False
+        self.message = None
+        self.dul.event_queue.put(_INVALID)
+        return True
+
     def receive_primitive(self, primitive: Any) -> None:
         """Pass a message to the library; when a film is announced, write the header of its file."""
+        if self._is_too_large(sum(len(data) for _, data in primitive.presentation_data_value_list)):
+            return
         expected = self.expects_film()
         super().receive_primitive(primitive)
         if self.expects_film() and not expected:
@@ -190,6 +257,8 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
     def add_fragment(self, data: bytes) -> None:
         """Context, bits and data of a fragment; the last one, or all of a command, is a message like any other."""
         if self.expects_film() and not data[1] & IS_COMMAND:
+            if self._is_too_large(len(data)):
+                return
             self.message.data_set.write(memoryview(data)[2:])
             if not data[1] & IS_LAST:
                 return

@@ -42,7 +42,7 @@ from afire.data.film import quiet_readers
 from afire.errors import UserError
 from afire.pacs.connections import Caller, plain_address
 from afire.pacs.journal import Journal, Keyed
-from afire.pacs.reactor import let_go, wait_for_news
+from afire.pacs.reactor import hang_up, let_go, wait_for_news
 from afire.pacs.source import MAKER, MAKER_MODEL
 from afire.pacs.source import TAGS as SOURCE_TAGS
 from afire.pacs.spool import FilmName, Spool
@@ -62,6 +62,7 @@ _TAGS = [*SOURCE_TAGS, "Manufacturer", "ManufacturerModelName"]  # beside those 
 _MOST_ASSOCIATIONS = 64
 _PDU_BYTES = 1 << 20  # of a message: each takes its time, and senders choose the size up to this
 _TIMEOUT = 60.0  # of a peer that says nothing
+_SECONDS_TO_PART = 1.0  # for a peer that is told that we end
 _REJECT = {"called title": (0x01, 0x01, 0x07), "caller": (0x01, 0x01, 0x03)}
 
 
@@ -115,13 +116,15 @@ class Receiver:
         """Accept no more callers; connected ones have ``seconds`` to finish."""
         if self._server is None:
             return
-        open_ones = self._server.active_associations
         self._server.shutdown()
-        deadline = time.monotonic() + seconds
-        for association in open_ones:
-            association.join(max(0.0, deadline - time.monotonic()))
-            if association.is_alive():
-                association.abort()
+        open_ones = _alive_after(self._server.active_associations, seconds)
+        told = [association for association in open_ones if association.is_established]
+        for association in told:
+            association.abort(block=False)  # which takes until the message that is being read is complete
+        _alive_after(told, _SECONDS_TO_PART)
+        for association in _alive_after(open_ones, 0):
+            hang_up(association)
+        _alive_after(open_ones, _SECONDS_TO_PART)
         self._server = None
 
     def has_room(self, size: int = 0) -> bool:
@@ -173,6 +176,14 @@ class Receiver:
         name = FilmName(film, self._keyed("pixels", *_pixels(tags)))
         self._spool.receive(name, data, ParsedFilm(tags, len(data)))
         return STORED
+
+
+def _alive_after(associations: Sequence[Any], seconds: float) -> list[Any]:
+    """Those that have not ended within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    for association in associations:
+        association.join(max(0.0, deadline - time.monotonic()))
+    return [association for association in associations if association.is_alive()]
 
 
 def _why_not(tags: Dataset) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import select
 import socket
 import threading
 import time
@@ -35,18 +34,18 @@ def associations() -> int:
 
 
 def test_nobody_looks_while_nothing_comes(start_service: StartService, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, real = [], select.select
+    looks, real = [], reactor.readable
 
-    def counted(*words: Any) -> Any:
-        looks.append(words[3])
-        return real(*words)
+    def counted(sockets: Any, seconds: float) -> Any:
+        looks.append(seconds)
+        return real(sockets, seconds)
 
     service = start_service()
     ae = AE(ae_title="SENDER")
     ae.add_requested_context(Verification)
     one = ae.associate(LOOPBACK, service.port, ae_title="AFIRE")
     assert one.send_c_echo().Status == 0
-    monkeypatch.setattr(select, "select", counted)
+    monkeypatch.setattr(reactor, "readable", counted)
     try:
         time.sleep(0.5)
     finally:
