@@ -9,7 +9,7 @@ import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from afire.errors import UserError
@@ -163,13 +163,21 @@ def certificate_of(file: Path | None, key: Path | None, password: str, options: 
     return Certificate(require_file(file, f"{options}-cert"), require_file(key, f"{options}-key"), password)
 
 
+class _PatientContext(ssl.SSLContext):
+    """Leaves the handshake to the first read, which is in the caller's own thread: all callers are accepted by one
+    thread, and one that connects and says nothing must not stop it."""
+
+    def wrap_socket(self, *words: Any, **named: Any) -> ssl.SSLSocket:
+        return super().wrap_socket(*words, **{**named, "do_handshake_on_connect": False})
+
+
 def server_context(certificate: Certificate | None, ca: Path | None) -> ssl.SSLContext | None:
     """For callers; with ``ca`` they must show a certificate that it vouches for. None is a plain connection."""
     if certificate is None:
         if ca is not None:
             raise UserError("--tls-ca is about callers that use TLS; give --tls-cert and --tls-key too.")
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _PatientContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     certificate.load_into(context)
     if ca is not None:
