@@ -7,8 +7,8 @@ epochs=$3
 
 say() { printf '\n\033[1m%s\033[0m\n' "$1"; }
 
-say "1. Draw $films phantom chest films, normal and with five of its fourteen findings: enough of each to learn from"
-afire data phantom --count "$films" --size 224 --seed 0 --out "$out/phantom" \
+say "1. Draw $films digital phantom films, normal and with five of its fourteen findings: enough of each to learn from"
+afire data phantom --count "$films" --size 224 --seed 0 --style digital --out "$out/phantom" \
   --findings Nodule,Consolidation,Effusion,Cardiomegaly,Pneumothorax
 say "2. What is in them"
 afire data stats --data "$out/phantom/manifest.parquet"
@@ -20,8 +20,8 @@ say "5. Pack: decode and resize once"
 afire data pack --data "$out/phantom/manifest.parquet" --out "$out/pack" --size 128
 say "6. Lesions drawn on normal films, as pre-training sees them"
 afire lesions preview --data "$out/phantom/manifest.parquet" --size 224 --out "$out/lesions.png"
-say "7. Out of the box: the detector that comes with afire, on films of another seed; it was taught by drawn chests alone"
-afire data phantom --count 120 --size 224 --seed 1 --out "$out/new" --findings Consolidation,Effusion,Mass,Edema
+say "7. Out of the box: the detector that comes with afire, on scanned films of another seed; it was taught by drawn chests alone"
+afire data phantom --count 120 --size 224 --seed 1 --style scanned --out "$out/new" --findings Consolidation,Effusion,Mass,Edema
 afire detect run "$out/new/images" --out "$out/detect-builtin" --force
 afire detect eval --model builtin --data "$out/new" --protocol all --out "$out/eval-builtin" --name "built in" --force
 say "8. Adapted: it learns from the normal training films too, and is calibrated on held-out ones"
@@ -36,16 +36,17 @@ if [ -e "$out/run/config.yaml" ]; then resume=--resume; else resume=; fi
 # shellcheck disable=SC2086  # empty or one word
 afire pretrain --data "$out/pack" --split "$out/splits/split.json" --out "$out/run" --preset tiny --set image.size=128 \
   --set training.epochs="$epochs" --set run.picture_epochs="$epochs" $resume
-say "10. What the representation is worth beside random weights (a tiny network and minutes: do not expect much)"
+say "10. What representations are worth: random weights, this pre-training (a tiny network and minutes: do not expect much)
+    and the network of the built-in detector"
 afire probe --weights random --preset tiny --set image.size=128 --data "$out/pack" \
   --split "$out/splits/split.json" --out "$out/probe-random" --force --quiet
 afire probe --weights "$out/run" --data "$out/pack" --split "$out/splits/split.json" --out "$out/probe" --force
-afire compare "$out/probe-random" "$out/probe"
-say "11. The detectors side by side: AUC, and how often the hottest point lies in the finding"
+afire probe --weights builtin --data "$out/pack" --split "$out/splits/split.json" --out "$out/probe-builtin" --force --quiet
+afire compare "$out/probe-random" "$out/probe" "$out/probe-builtin"
+say "11. The detectors side by side"
 afire compare "$out/eval-builtin" "$out/eval-adapted"
-for detector in builtin adapted; do  # the page's row: where, 95 % interval, chance
-  printf '%s: %s\n' "$detector" "$(grep 'hottest point inside' "$out/eval-$detector/detect.md")"
-done
+say "12. In short: AUC, and how often the hottest point lies in the finding"
+"$(dirname "$(command -v afire)")/python" scripts/demo_result.py "$out"
 say "Done. Look at:"
-printf '  %s\n' "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/run/pictures" "$out/probe/result.md" \
+printf '  %s\n' "$out/result.png" "$out/phantom/contact_sheet.png" "$out/lesions.png" "$out/run/pictures" "$out/probe/result.md" \
   "$out/audit/audit.html" "$out/detect-builtin/report.html" "$out/detect/report.html"

@@ -42,11 +42,15 @@ def draw_readme(demo: Path) -> None:
     restorations = sorted((demo / "run" / "pictures").glob("restorations-*.png"))[-1]
     parts = [
         (
-            "1. Films that afire draws itself, normal and with findings",
+            "1. What is drawn into films, and what the detectors point at: out of the box, and after a short fit",
+            load(demo / "result.png", 600),
+        ),
+        (
+            "2. Films that afire draws itself, normal and with findings",
             load(demo / "phantom" / "contact_sheet.png", 375),
         ),
-        ("2. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 562)),
-        ("3. What the tiny preset restores after a minute of pre-training", load(restorations, 480)),
+        ("3. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 562)),
+        ("4. What the tiny preset restores after a minute of pre-training", load(restorations, 480)),
     ]
     stack(parts).save(IMAGES / "demo.jpg", quality=85, optimize=True)
 

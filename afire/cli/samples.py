@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,6 +33,10 @@ def phantom(
     findings: Annotated[
         str | None, typer.Option("--findings", help="Diseases to draw, as in Mass,Nodule; all fourteen by default.")
     ] = None,
+    style: Annotated[
+        Literal["any", "digital", "scanned"],
+        typer.Option(help="Digital films, processed by a scanner's software, or scanned ones: softer and grainier."),
+    ] = "any",
     workers: Annotated[int | None, typer.Option("--workers", help="Processes; all cores by default.", min=1)] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -49,7 +53,7 @@ def phantom(
     from afire.files import write_atomic
 
     kinds = parse_labels(findings) or DISEASES
-    manifest = write_phantom(out, count, size, seed, workers, normal_share=normal_share, findings=kinds)
+    manifest = write_phantom(out, count, size, seed, workers, normal_share=normal_share, findings=kinds, style=style)
     sheet = _sheet(manifest)
     write_atomic(out / "contact_sheet.png", lambda temporary: sheet.save(temporary, format="PNG"))
     if not quiet:

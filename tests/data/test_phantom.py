@@ -241,3 +241,24 @@ def test_only_the_findings_asked_for_are_drawn(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=message):
             write_phantom(tmp_path / "q", 20, 32, 1, findings=findings)
     assert not (tmp_path / "q").exists()
+
+
+def test_films_of_one_style_are_the_same_chests(tmp_path: Path) -> None:
+    """A style changes grey values, no anatomy; scanned films have less fine detail than digital ones."""
+    manifests = {
+        style: write_phantom(tmp_path / style, 12, SIZE, 3, 1, style=style) for style in ("digital", "scanned")
+    }
+    tables = [manifest.table.drop(columns=["boxes"]) for manifest in manifests.values()]
+    assert tables[0].equals(tables[1])
+
+    def films(style: str, kind: str = "images") -> np.ndarray:
+        return np.stack([np.asarray(Image.open(path)) for path in sorted((tmp_path / style / kind).glob("*.png"))])
+
+    np.testing.assert_array_equal(films("digital", "lungs"), films("scanned", "lungs"))
+    detail = {style: np.abs(np.diff(films(style).astype(float), n=2)).mean() for style in manifests}
+    assert detail["scanned"] < detail["digital"]
+    with pytest.raises(UserError, match="holds a phantom with style digital, not any; choose another folder"):
+        write_phantom(tmp_path / "digital", 12, SIZE, 3, 1)
+    write_phantom(tmp_path / "any", 4, SIZE, 3, 1)
+    with pytest.raises(UserError, match="holds a phantom with style any, not scanned"):
+        write_phantom(tmp_path / "any", 4, SIZE, 3, 1, style="scanned")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy.ndimage import gaussian_filter
 
 from afire.data.phantom.physics import Array, Frame, blurred, smoothstep
 
+Scanner = Literal["any", "digital", "scanned"]
 _CELLS, _LOW, _HIGH = 4096, -0.2, 1.25  # of the table that holds the grey curve
 
 
@@ -36,9 +38,11 @@ PLAIN = Style(scatter=0.0)
 """Neither scatter, noise nor processing: a pixel's grey follows from its own ray alone."""
 
 
-def draw_style(rng: np.random.Generator) -> Style:
-    """Exposure and processing of one film."""
+def draw_style(rng: np.random.Generator, scanner: Scanner = "any") -> Style:
+    """Exposure and processing of one film, of the digital or the scanned ones if these are asked for."""
     digital = rng.random() < 0.75  # else a scanned film: softer, grainier, not processed
+    if scanner != "any":
+        digital = scanner == "digital"
     return Style(
         scatter=float(rng.uniform(0.2, 1.0)),
         noise=float(np.exp(rng.uniform(np.log(0.002), np.log(0.008)))),

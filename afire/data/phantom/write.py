@@ -31,6 +31,8 @@ from afire.data.phantom.film import (
     sitting_of,
     split_of,
 )
+from afire.data.phantom.physics import stream
+from afire.data.phantom.style import Scanner, draw_style
 from afire.errors import UserError
 from afire.files import read_json, write_atomic, write_json
 from afire.processes import in_processes, usable_cores
@@ -43,6 +45,7 @@ _PNG_START, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
 MANIFEST = "manifest.parquet"
 SETTINGS = "phantom.json"
 _VERSION = 2  # raise it when the same settings give other films
+_ANY: Scanner = "any"
 _SMALLEST, _LARGEST = 32, 2048
 _CHUNK = 16  # films a worker draws between two reports
 _Boxes = dict[int, tuple[Box, ...]]
@@ -56,6 +59,7 @@ class Settings:
     seed: int
     normal_share: float
     findings: tuple[str, ...] = DISEASES
+    style: Scanner = _ANY
 
     def drawn(self, index: int) -> tuple[str, ...]:
         """The diseases of film ``index``."""
@@ -71,17 +75,19 @@ def write_phantom(
     *,
     normal_share: float = 0.5,
     findings: Sequence[str] = DISEASES,
+    style: Scanner = _ANY,
 ) -> Manifest:
     """Write films 0 .. ``count`` - 1 of the phantom ``seed`` to ``out`` and return their manifest.
 
     Films that are there already are kept, so an interrupted run continues and a larger ``count`` adds films.
     ``workers`` is the number of processes, all cores by default; the films do not depend on it. ``findings`` are the
-    diseases that films may have and that the manifest has labels for.
+    diseases that films may have and that the manifest has labels for. ``style`` asks for digital films, or for scanned
+    ones, alone.
     """
     _check(count, size, seed, normal_share)
     if not check_diseases(findings):
         raise UserError("no disease is named; name at least one, or ask for normal films only.")
-    settings = Settings(size, seed, normal_share, tuple(name for name in DISEASES if name in findings))
+    settings = Settings(size, seed, normal_share, tuple(name for name in DISEASES if name in findings), style)
     _claim(out, settings, count)
     boxes: _Boxes = {}
     with progress("drawing", count, "films") as bar:
@@ -105,7 +111,9 @@ def _check(count: int, size: int, seed: int, normal_share: float) -> None:
 
 
 def _identity(settings: Settings) -> dict[str, Any]:
-    return {"version": _VERSION, **asdict(settings), "findings": list(settings.findings)}
+    """What is written down; phantoms of any style say nothing of it, as before styles could be asked for."""
+    identity = {"version": _VERSION, **asdict(settings), "findings": list(settings.findings)}
+    return identity if settings.style != _ANY else {name: identity[name] for name in identity if name != "style"}
 
 
 def _about(settings: Settings) -> dict[str, Any]:
@@ -120,7 +128,8 @@ def _claim(out: Path, settings: Settings, count: int) -> None:
     if (out / SETTINGS).exists():
         earlier = read_json(out / SETTINGS)
         earlier = earlier if isinstance(earlier, dict) else {}
-        for name, value in identity.items():
+        earlier.setdefault("style", _ANY)
+        for name, value in {**identity, "style": settings.style}.items():
             if earlier.get(name) != value:
                 raise UserError(
                     f"{out} holds a phantom with {name} {earlier.get(name)}, not {value}; choose another folder."
@@ -200,7 +209,8 @@ def store_films(out: Path, settings: Settings, indices: Sequence[int]) -> dict[i
             if all(_is_whole(out / name) for name in (names.image, names.mask, names.lungs) if name):
                 boxes[index] = _boxes_on_disk(out / names.mask, diseases) if diseases else ()
                 continue
-            film = draw_film(settings.seed, index, settings.size, diseases=diseases)
+            style = draw_style(stream(settings.seed, "style", index), settings.style)
+            film = draw_film(settings.seed, index, settings.size, diseases=diseases, style=style)
             boxes[index] = film.boxes
             writes.append(writer.submit(_write_film, out, names, film))
     for write in writes:
