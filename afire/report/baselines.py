@@ -92,6 +92,10 @@ def baselines_page(
     for table in tables:
         sections += [f"## {title(table)}", rows_table(table).markdown()]
         sections.append(bullets(messages(table)))
+        differences = differences_table(table)
+        if differences is not None:
+            sections += [f"Minus {table.reference}: difference (95 % interval), p over patients / over seeds:"]
+            sections += [differences.markdown()]
     if traps:
         sections += ["## Traps", bullets(traps)]
     beside_paper = paper_table(tables)
@@ -139,6 +143,27 @@ def rows_table(table: BaselineTable) -> Table:
     ]
     rows = [Row([row.name, *_cells(row, table)], "" if row.training is not None else "italic") for row in table.rows]
     return Table(columns, [Block(rows)], title(table))
+
+
+def differences_table(table: BaselineTable) -> Table | None:
+    """Every row minus the reference in every measure, where there is more than the main one."""
+    rows = [row for row in table.rows if row.against]
+    if not rows or len(table.measures) < 2:
+        return None
+    cells = [
+        Row([row.name, *(_difference(row, name) for name in table.measures)], "" if row.training else "italic")
+        for row in rows
+    ]
+    header = [Column("method", text=True, wrap=False), *(Column(text) for text in table.measures.values())]
+    return table_of(header, cells)
+
+
+def _difference(row: BaselineRow, measure: str) -> str:
+    against = row.against.get(measure)
+    if against is None:
+        return DASH
+    limits = "" if math.isnan(against.low) else f" ({signed(against.low)} to {signed(against.high)})"
+    return f"{signed(against.value)}{limits}, {p_text(against.p_patients)} / {p_text(against.p_seeds)}"
 
 
 def _cells(row: BaselineRow, table: BaselineTable) -> list[str]:
@@ -205,6 +230,7 @@ def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
                         number(value),
                         DASH if ours is None else mean_sd(ours),
                         BACKBONES.get(row.name, ""),
+                        table.protocol,
                     ]
                 )
     if not rows:
@@ -215,7 +241,8 @@ def paper_table(tables: Sequence[BaselineTable]) -> Table | None:
         Column("ours: length", text=True),
         "paper",
         "ours",
-        Column("behind the paper's number", text=True),
+        Column("its network and pre-training", text=True),
+        Column("its films", text=True),
     ]
     return table_of(header, rows)
 

@@ -36,7 +36,7 @@ from afire.studies.baselines import (
     pretrain_name,
 )
 from afire.studies.recorded import read_step
-from afire.studies.reproduce_sets import column
+from afire.studies.reproduce_sets import column, protocol
 from afire.tasks.compare import AllPairs, Comparison, all_pairs, compare
 from afire.tasks.results import PREDICTIONS, RESULT, Estimate, read_result
 from afire.training.run_folder import CHECKPOINTS, SUMMARY
@@ -99,6 +99,7 @@ class BaselineTable:
     rows: Sequence[BaselineRow]
     pairs: AllPairs | None = None
     films: str = ""  # name of a further set; methods learnt from another one
+    protocol: str = ""  # films behind the paper's numbers
 
     @property
     def name(self) -> str:
@@ -171,7 +172,9 @@ def _table(
         BaselineRow(BESIDE[name], estimates[name], compared.get(name, {})) for name in other_folders if estimates[name]
     ]
     pairs = _pairs(study, folders, [row.name for row in rows if row.name in folders], main)
-    return BaselineTable(length.by, length.text, reference, measures, rows, pairs, films.name)
+    return BaselineTable(
+        length.by, length.text, reference, measures, rows, pairs, films.name, paper_protocol(films.builder)
+    )
 
 
 def _measured(study: Baselines, folder: Path, measures: Mapping[str, str]) -> dict[str, Estimate]:
@@ -284,6 +287,12 @@ def paper_numbers(builder: str, method: str) -> dict[str, float]:
     assert table is not None
     numbers = table.rows.get(name, {})
     return {SEGMENT if builder == "siim" else FINETUNE: numbers["100"]} if "100" in numbers else {}
+
+
+def paper_protocol(builder: str) -> str:
+    """The films that the paper's numbers on this set are from."""
+    films = protocol()["films"]
+    return str({**films["table3"], **films["table2"]}.get(builder, ""))
 
 
 BACKBONES = {

@@ -14,7 +14,14 @@ from afire.data.splits import read_split
 from afire.errors import UserError
 from afire.files import read_json
 from afire.methods import METHODS
-from afire.report.baselines import baselines_page, messages, rows_table, search_table, write_baselines
+from afire.report.baselines import (
+    baselines_page,
+    differences_table,
+    messages,
+    rows_table,
+    search_table,
+    write_baselines,
+)
 from afire.studies.baselines import (
     BESIDE,
     TASKS,
@@ -30,7 +37,7 @@ from afire.studies.baselines import (
     possible_tasks,
 )
 from afire.studies.baselines_search import OWN, RATES, choose, development, plan_choices, search_steps
-from afire.studies.baselines_table import collect, facts, paper_numbers, traps
+from afire.studies.baselines_table import collect, facts, paper_numbers, paper_protocol, traps
 from afire.studies.recorded import StepFile, done_steps, step_hashes
 from tests import commands
 from tests.studies.conftest import SMALLEST, draw_pack
@@ -341,6 +348,10 @@ def test_the_table_its_words_and_its_files(study: Baselines, packed: Path, tmp_p
     record = read_json(tmp_path / "page" / "baselines.json")["tables"][0]
     assert len(record["pairs"]["p_patients"]) == 3 and record["pairs"]["p_patients"][0][0] is None
     assert len(rows_table(table).rows) == 5 and "Traps" not in baselines_page([table], {}, [])
+    every = differences_table(table)
+    assert every is not None and {row.cells[0] for row in every.rows} == {*names} - {"afire"}
+    [line] = [line for line in text.splitlines() if line.startswith("| mae | −") and " / " in line]
+    assert line.count(" / ") == 3, "a difference with both p-values in each of the three measures"
 
 
 def test_what_is_not_there_has_no_row(study: Baselines, packed: Path) -> None:
@@ -378,6 +389,8 @@ def test_the_papers_numbers_stand_beside_the_nearest_measure() -> None:
     assert (
         paper_numbers("nih", "genesis") == pytest.approx({"finetune": 0.808}) and paper_numbers("siim", "genesis") == {}
     )
+    assert paper_protocol("nih") == "112,120 films of 30,805 patients, official parts" and paper_protocol("") == ""
+    assert paper_protocol("childcxr").startswith("1,349 normal films to train on")
     assert paper_numbers("childcxr", "mae") == {} and paper_numbers("nih", "supervised") == {} == paper_numbers(
         "", "mae"
     )
