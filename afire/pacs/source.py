@@ -8,6 +8,7 @@ Shapes: H x W pixels of a film, h x w of its region, small.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -50,6 +51,15 @@ _IMAGE_TAGS = frozenset(Tag(name) for name in _IMAGE)
 TAGS = [*_REQUIRED, *_OPTIONAL, *_IMAGE]
 """What results take from the header of their film."""
 _SEXES = ("M", "F", "O")
+# Ages, dates and times written in another way are left empty: our objects are to be correct where films are not.
+# Names and ids stay as they are, because a PACS finds the patient by them.
+_DATE, _TIME = re.compile(r"(\d{8})?"), re.compile(r"(\d{2}(\d{2}(\d{2}(\.\d{1,6})?)?)?)?")
+_FORMS = {
+    "PatientAge": re.compile(r"(\d{3}[DWMY])?"),
+    "PatientBirthDate": _DATE,
+    "StudyDate": _DATE,
+    "StudyTime": _TIME,
+}
 _UNPAIRED = ("CHEST", "THORAX", "ABDOMEN", "SPINE", "CSPINE", "TSPINE", "LSPINE", "PELVIS", "SKULL", "HEAD", "NECK")
 
 
@@ -107,6 +117,10 @@ def _identity(tags: Dataset) -> Dataset:
             setattr(identity, name, "")
     if identity.PatientSex not in _SEXES:
         identity.PatientSex = ""
+    for name, form in _FORMS.items():
+        if name in identity and not form.fullmatch(str(identity[name].value or "")):
+            del identity[name]  # the element itself belongs to the film's header, too
+            setattr(identity, name, "")
     return identity
 
 

@@ -34,6 +34,7 @@ from tests.pacs.films import ACCESSION, IDENTIFYING, NAME, PATIENT, SERIES, STUD
 
 HASH = "ab" * 32
 SHAPE = (40, 30)
+BADLY_WRITTEN = {"PatientAge": "81", "PatientBirthDate": "May 1943", "StudyDate": "2024-01-31", "StudyTime": "10:15"}
 
 
 def maker(kinds: tuple[Kind, ...] = KINDS, model_hash: str = HASH) -> ObjectMaker:
@@ -71,6 +72,17 @@ def test_all_are_in_the_study_of_the_film_under_ids_of_their_own(tmp_path: Path)
     for name in ("SeriesInstanceUID", "SOPInstanceUID"):
         ids = {str(one[name].value) for one in made.values()}
         assert len(ids) == len(KINDS) and not ids & {SERIES, instance(0)}
+
+
+def test_what_a_film_writes_badly_is_left_empty(tmp_path: Path) -> None:
+    """An age without a unit, a birthday in words; names and ids are never touched."""
+    path = film(tmp_path / "film.dcm", **BADLY_WRITTEN)
+    for made in made_of(path).values():
+        assert (made.PatientName, made.PatientID, made.AccessionNumber) == (NAME, PATIENT, ACCESSION)
+        assert not made.get("PatientAge") and not made.PatientBirthDate and not made.StudyDate and not made.StudyTime
+    kept = film(tmp_path / "other.dcm", PatientAge="081Y", StudyTime="101500.25")
+    for made in made_of(kept).values():
+        assert (made.PatientAge, made.StudyTime, made.StudyDate) == ("081Y", "101500.25", "20240131")
 
 
 def test_ids_follow_from_film_model_and_kind(tmp_path: Path) -> None:
@@ -187,6 +199,7 @@ def test_where_nothing_stands_out_there_is_no_region(tmp_path: Path) -> None:
         },
         {"SpecificCharacterSet": "ISO_IR 100", "PhotometricInterpretation": "MONOCHROME1"},
         {"Modality": "DX", "SOPClassUID": SecondaryCaptureImageStorage, "BodyPartExamined": None},
+        BADLY_WRITTEN,
     ],
 )
 @pytest.mark.parametrize("spot", [5.0, None])
