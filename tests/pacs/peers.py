@@ -23,6 +23,7 @@ from pynetdicom.presentation import StoragePresentationContexts
 from afire.detect.base import AnomalyDetector
 from afire.detect.run import detector_hash
 from afire.pacs.connections import Credentials, parse_caller, parse_destination
+from afire.pacs.reactor import let_go
 from afire.pacs.receive import ReceiveSettings
 from afire.pacs.service import Service, ServiceSettings
 
@@ -45,7 +46,8 @@ class Pacs:
         self.port = 0
 
     def start(self) -> Pacs:
-        handlers = [(evt.EVT_C_STORE, self._store), (evt.EVT_ACCEPTED, self._count)]
+        # `let_go`: a caller that ends the handshake of TLS must not occupy a thread until the library's time-out
+        handlers = [(evt.EVT_C_STORE, self._store), (evt.EVT_ACCEPTED, self._count), (evt.EVT_CONN_CLOSE, let_go)]
         self._server = self._ae.start_server(
             (LOOPBACK, self.port), block=False, ssl_context=self._tls, evt_handlers=handlers
         )
