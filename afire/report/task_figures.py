@@ -359,8 +359,8 @@ def p_value_figure(pairs: AllPairs) -> Figure:
     side = 1.6 + 0.55 * count
     figure, axis = plt.subplots(figsize=(side + 0.8, side), layout="constrained")
     levels = [0.0, 0.001, 0.01, 0.05, 0.2, 1.0]
-    colours = ListedColormap(["#08306b", "#2171b5", "#6baed6", "#c6dbef", "#f7fbff"])
-    colours = colours.with_extremes(bad="#eeeeee")
+    steps = ListedColormap(["#08306b", "#2171b5", "#6baed6", "#c6dbef", "#f7fbff"])
+    colours = steps.with_extremes(bad="#eeeeee")
     image = axis.imshow(p_values, cmap=colours, norm=BoundaryNorm(levels, colours.N, clip=True))
     for row in range(count):
         for column in range(count):
