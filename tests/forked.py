@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.process
 import os
 import runpy
 import signal
@@ -57,6 +58,8 @@ class ForkedCommand:
         arguments = (command[2:], (source, stdout.fileno(), error), cwd, dict(env))
         process = multiprocessing.get_context("fork").Process(target=_be_the_command, args=arguments)
         process.start()
+        # Whoever starts the next process would collect the end of this one, and with it the time that it took.
+        multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
         os.close(source)
         assert process.pid is not None
         self.pid = process.pid
