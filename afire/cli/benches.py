@@ -115,6 +115,7 @@ def baselines(
     from afire.errors import UserError
     from afire.files import folder_lock
     from afire.studies import baselines as study
+    from afire.studies.baselines_sets import open_further_sets, open_study_set
     from afire.studies.detect_bench import settings_by_method
     from afire.studies.recorded import run_planned, step_path
     from afire.studies.steps import log_steps
@@ -126,8 +127,8 @@ def baselines(
     lengths = [study.Length("flops", budget if budget is not None else 100.0)] if budget or not epochs else []
     lengths += [study.Length("epochs", epochs)] if epochs else []
     settings = sorted_settings(overrides)
-    films = study.open_study_set(data, out, split)
-    further = study.open_further_sets(also or (), out, films)
+    films = open_study_set(data, out, split)
+    further = open_further_sets(also or (), out, films)
     task_names = study.parse_names(tasks, study.TASKS, "--tasks")
     left_out = [message for each in (films, *further) for message in study.possible_tasks(task_names, each)[1]]
     for message in (*without_weights, *left_out):

@@ -27,7 +27,6 @@ from afire.studies.baselines import (
     Baselines,
     By,
     Length,
-    StudySet,
     Training,
     beside,
     beside_folder,
@@ -35,6 +34,7 @@ from afire.studies.baselines import (
     possible_tasks,
     pretrain_name,
 )
+from afire.studies.baselines_sets import StudySet
 from afire.studies.recorded import read_step
 from afire.studies.reproduce_sets import column, protocol
 from afire.tasks.compare import AllPairs, Comparison, all_pairs, compare

@@ -26,7 +26,7 @@ from afire.detect.base import SETTINGS
 from afire.detect.fit import detect_settings, detection_subsets, networks_for
 from afire.detect.protocol import plan_test, views_of
 from afire.errors import UserError
-from afire.studies.baselines import named_set
+from afire.studies.baselines_sets import named_set
 from afire.studies.recorded import PlannedStep, read_step
 from afire.tasks.results import RESULT
 from afire.training.run_folder import environment as run_environment

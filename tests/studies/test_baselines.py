@@ -28,8 +28,6 @@ from afire.studies.baselines import (
     Baselines,
     Length,
     method_config,
-    open_further_sets,
-    open_study_set,
     parse_names,
     plan_steps,
     plan_training,
@@ -37,6 +35,7 @@ from afire.studies.baselines import (
     possible_tasks,
 )
 from afire.studies.baselines_search import OWN, RATES, choose, development, plan_choices, search_steps
+from afire.studies.baselines_sets import open_further_sets, open_study_set
 from afire.studies.baselines_table import collect, facts, paper_numbers, paper_protocol, traps
 from afire.studies.recorded import StepFile, done_steps, step_hashes
 from tests import commands
