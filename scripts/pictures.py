@@ -49,8 +49,8 @@ def draw_readme(demo: Path) -> None:
             "2. Films that afire draws itself, normal and with findings",
             load(demo / "phantom" / "contact_sheet.png", 375),
         ),
-        ("3. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 562)),
-        ("4. What the tiny preset restores after a minute of pre-training", load(restorations, 480)),
+        ("3. Synthetic lesions on normal films, and the tokens they make abnormal", load(demo / "lesions.png", 305)),
+        ("4. What the tiny preset restores after a minute of pre-training", load(restorations, 250)),
     ]
     stack(parts).save(IMAGES / "demo.jpg", quality=85, optimize=True)
 
