@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -166,3 +168,25 @@ def test_tests_are_named_after_what_they_test(test: Path) -> None:
     names = {path.stem for path in room.iterdir()} | {room.name, "api", "cli"}
     name = test.stem.removeprefix("test_")
     assert any(name == known or name.startswith(f"{known}_") for known in names), f"{room.name} has {sorted(names)}"
+
+
+def needs_newer_python(*paths: Path) -> str:
+    """What in these files the oldest Python that we promise does not have; empty where there is nothing."""
+    pyproject = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    promised = re.search(r'requires-python = ">=([\d.]+)"', pyproject)
+    assert promised is not None
+    options = [f"-t={promised[1]}-", "--violations", "--no-tips", "--quiet"]
+    command = [sys.executable, "-c", "import vermin; vermin.main()", *options, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_the_oldest_python_we_promise_has_all_that_we_use() -> None:
+    """Names such as ``typing.Self`` came later; the linters know the syntax of 3.10 but not its library."""
+    root = PACKAGE.parent
+    assert not needs_newer_python(PACKAGE, root / "scripts", root / "benchmarks", root / "tests")
+
+
+def test_a_name_that_came_later_is_found(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("from typing import Self\n", encoding="utf-8")
+    assert "late.py" in needs_newer_python(tmp_path)

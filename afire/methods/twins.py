@@ -11,12 +11,13 @@ Shapes: B films, N views, D width of the trunk, F width of a key, Q places of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from afire.config import Config
 from afire.methods.base import Keys, Losses, Method, Panel, Progress, Views, cosine, depth_draws
