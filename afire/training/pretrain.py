@@ -18,16 +18,8 @@ from afire.errors import UserError
 from afire.methods import method_type
 from afire.methods.base import Learner
 from afire.nn import distributed
-from afire.training.budget import (
-    Speed,
-    as_begun,
-    budget_message,
-    enough_epochs,
-    lasting,
-)
-from afire.training.engine import (
-    any_process,
-)
+from afire.training.budget import Speed, as_begun, budget_message, enough_epochs, lasting
+from afire.training.engine import any_process
 from afire.training.journal import PretrainingJournal
 from afire.training.pretraining import Observer, Pretraining, PretrainResult, Start
 from afire.training.run_folder import RunFolder
