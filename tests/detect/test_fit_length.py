@@ -21,9 +21,8 @@ from afire.detect.learned import LearnedConfig, LearnedDetector
 from afire.errors import UserError
 from afire.settings import load_config
 from afire.tasks.settings import DetectConfig
-from afire.training import run_folder
 from afire.training.budget import Speed, enough_epochs, lasting
-from tests.detect.conftest import QUICK, SMALLEST
+from tests.detect.conftest import QUICK, SMALLEST, killed_after_a_checkpoint
 
 pretraining = importlib.import_module("afire.training.pretrain")  # `afire.training.pretrain` is the function
 LEARNED = [name for name in DETECTORS if issubclass(DETECTORS[name], LearnedDetector)]
@@ -134,10 +133,6 @@ def test_film_views_are_settled_recorded_and_said(
     assert equal(detector, alone) and length_of(alone) == (epochs, 0, 0)
 
 
-class Killed(BaseException):
-    """As a kill between two checkpoints."""
-
-
 @pytest.mark.parametrize("method", ["aeu", "taught", "afire"])
 def test_minutes_are_measured_once_and_a_resume_is_exact(
     method: str, films: PackedFilms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,19 +154,8 @@ def test_minutes_are_measured_once_and_a_resume_is_exact(
         timed = config.model_copy(update={"training": config.training.model_copy(update=length)})
         return replace(task, config=timed if minutes else lasting(config, 4))
 
-    saved: list[Path] = []
-    save = run_folder.save_checkpoint
-
-    def save_one_and_die(*arguments: object, **named: object) -> Path:
-        if saved:
-            raise Killed
-        saved.append(save(*arguments, **named))  # type: ignore[arg-type]
-        return saved[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folder, "save_checkpoint", save_one_and_die)
-        with pytest.raises(Killed):
-            fit_detector(task(tmp_path / "resumed"))
+    with killed_after_a_checkpoint():
+        fit_detector(task(tmp_path / "resumed"))
     resumed = fit_detector(task(tmp_path / "resumed", resume=True))
     assert len(measured) == 1 and length_of(resumed)[0] == 4 and length_of(resumed)[2] == 1
     assert load_config(file=tmp_path / "resumed" / CONFIG).training.epochs == 4
