@@ -86,6 +86,7 @@ class _Server(AssociationServer):  # type: ignore[misc]
     """Lets in connections while there are places for them. Each begins in the thread that accepts them, and not in one
     of its own, so that the next one finds it counted."""
 
+    request_queue_size = _MOST_ASSOCIATIONS  # with the library's five, a burst waits for seconds to be accepted
     has_place: Callable[[str], bool] = staticmethod(lambda _: True)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
