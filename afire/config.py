@@ -202,16 +202,22 @@ class LossConfig(Section):
         return self
 
 
-class TrainingConfig(Section):
-    """The pre-training recipe."""
+class LengthConfig(Section):
+    """How long networks are trained: a layer of settings that says one of these replaces what earlier ones said."""
 
-    epochs: int = Field(800, ge=1, description="passes over the normal films")
+    epochs: int = Field(100, ge=1, description="passes over the normal films")
     film_views_min: int = Field(
         0, ge=0, description="films seen in all, at the least: few films get more epochs for it; 0 = epochs alone"
     )
     minutes: float = Field(
         0, ge=0, description="length by the clock: epochs follow from the speed, measured once at the start; 0 = not"
     )
+
+
+class TrainingConfig(LengthConfig):
+    """The pre-training recipe."""
+
+    epochs: int = Field(800, ge=1, description="passes over the normal films")
     batch_size: int = Field(64, ge=1, description="films in one update, of all processes together, before views")
     learning_rate: float = Field(5e-4, gt=0, description="for a batch of 256; scaled linearly with it")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")

@@ -16,10 +16,9 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 from pydantic import ValidationError
 
-from afire.config import PRESETS, Config, Section, SectionType
+from afire.config import PRESETS, Config, LengthConfig, Section, SectionType
 from afire.errors import UserError
 
-_BUDGETS = ("epochs", "film_views_min", "minutes")  # of a run; the last one set counts
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
@@ -60,14 +59,17 @@ def changed(config: SectionType, *values: Mapping[str, Any]) -> SectionType:
 
 def _one_budget(values: Mapping[str, Any], kind: type[Section]) -> Mapping[str, Any]:
     """A layer that sets the length of a run replaces every earlier length: epochs replace a preset's film views."""
-    training = values.get("training")
-    if (
-        not issubclass(kind, Config)
-        or not isinstance(training, Mapping)
-        or not any(name in training for name in _BUDGETS)
-    ):
-        return values
-    return {**values, "training": {**dict.fromkeys(_BUDGETS[1:], 0), **training}}
+    return {name: _one_length(value) if _says_length(name, value, kind) else value for name, value in values.items()}
+
+
+def _says_length(name: str, value: Any, kind: type[Section]) -> bool:
+    group = kind.model_fields[name].annotation if name in kind.model_fields else None
+    is_recipe = isinstance(group, type) and issubclass(group, LengthConfig)
+    return is_recipe and isinstance(value, Mapping) and any(length in value for length in LengthConfig.model_fields)
+
+
+def _one_length(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"film_views_min": 0, "minutes": 0, **recipe}
 
 
 def preset_path(name: str, presets: Iterable[str] = PRESETS, prefix: str = "") -> Path:

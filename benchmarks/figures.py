@@ -64,6 +64,19 @@ class Findings:
         )
 
 
+def overhead(results: Mapping[str, Mapping[str, Any]], column: str) -> Findings:
+    """Of whole steps against their bare networks, by what is in ``column``; a result may have a ``goal``."""
+    figures = [
+        Figure(f"whole step / bare networks, {name}", one["ratio"], "share", one.get("goal"), "at most")
+        for name, one in results.items()
+    ]
+    rows = [
+        [name, digits(one["whole_seconds"]), digits(one["bare_seconds"]), digits(one["ratio"])]
+        for name, one in results.items()
+    ]
+    return Findings(figures, [Table("Medians", [column, "whole, s", "bare, s", "ratio"], rows)])
+
+
 def write_number(value: float, unit: Unit, exact: bool = False) -> str:
     """``37.5 ×``, ``0.83``, ``0.45 %`` or ``3``; ``exact`` leaves a goal as it was set."""
     if unit == "count":

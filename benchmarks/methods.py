@@ -9,14 +9,12 @@ already drawn, backward from the mean of what they say, AdamW.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from figures import Figure, Findings, Table, digits
-from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
+from figures import Findings, overhead
+from timing import CLOCKS, machine, report, whole_and_bare
 
 from afire.config import Config
 from afire.methods import METHODS, complete, make_method
@@ -73,32 +71,14 @@ def steps(config: Config, batch: int) -> tuple[Callable[[], None], Callable[[], 
     return whole, bare
 
 
-def compare(config: Config, batch: int, repetitions: int, clock: Clock) -> dict[str, Any]:
-    whole, bare = steps(config, batch)
-    whole(), bare()
-    times = interleaved({"whole": whole, "bare": bare}, repetitions, clock)
-    return {
-        "whole_seconds": round(statistics.median(times["whole"]), 3),
-        "bare_seconds": round(statistics.median(times["bare"]), 3),
-        "ratio": round(median_ratio(times["whole"], times["bare"]), 3),
-    }
-
-
 def measure(quick: bool = False) -> Findings:
     if quick:
         small = ["image.size=64", "encoder.depth=1"]
-        found = {name: compare(config_of(name, *small), 8, 1, CLOCKS["wall"]) for name in MEASURED}
+        found = {name: whole_and_bare(steps(config_of(name, *small), 8), 1, CLOCKS["wall"]) for name in MEASURED}
     else:
-        found = {name: compare(config_of(name), BATCH, 5, CLOCKS["wall"]) for name in MEASURED}
-    figures = [
-        Figure(f"whole step / bare networks, {name}", one["ratio"], "share", None if quick else GOAL, "at most")
-        for name, one in found.items()
-    ]
-    rows = [
-        [name, digits(one["whole_seconds"]), digits(one["bare_seconds"]), digits(one["ratio"])]
-        for name, one in found.items()
-    ]
-    return Findings(figures, [Table("Medians", ["method", "whole, s", "bare, s", "ratio"], rows)])
+        found = {name: whole_and_bare(steps(config_of(name), BATCH), 5, CLOCKS["wall"]) for name in MEASURED}
+        found = {name: {**one, "goal": GOAL} for name, one in found.items()}
+    return overhead(found, "method")
 
 
 def main() -> None:
@@ -111,7 +91,8 @@ def main() -> None:
     options = parser.parse_args()
     clock = CLOCKS[options.clock]
     found = {
-        name: compare(config_of(name), options.batch, options.repetitions, clock) for name in options.method or MEASURED
+        name: whole_and_bare(steps(config_of(name), options.batch), options.repetitions, clock)
+        for name in options.method or MEASURED
     }
     report({"machine": machine(), "clock": options.clock, **found}, options.json)
 

@@ -9,14 +9,13 @@ Bare: encoder, head and decoder of the student forward and backward, encoder and
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from figures import Figure, Findings, Table, digits
-from timing import CLOCKS, Clock, interleaved, machine, median_ratio, report
+from figures import Findings, overhead
+from timing import CLOCKS, Clock, machine, report, whole_and_bare
 
 from afire.config import Config
 from afire.methods.afire import AFiRe
@@ -62,37 +61,17 @@ def steps(config: Config, batch: int) -> tuple[Callable[[], None], Callable[[], 
 
 def run(case: str, repetitions: int, clock: Clock) -> dict[str, Any]:
     batch, config, goal = CASES[case]
-    return compare(config, batch, repetitions, clock) | {"goal": goal}
-
-
-def compare(config: Config, batch: int, repetitions: int, clock: Clock) -> dict[str, Any]:
-    whole, bare = steps(config, batch)
-    whole(), bare()
-    times = interleaved({"whole": whole, "bare": bare}, repetitions, clock)
-    return {
-        "whole_seconds": round(statistics.median(times["whole"]), 3),
-        "bare_seconds": round(statistics.median(times["bare"]), 3),
-        "ratio": round(median_ratio(times["whole"], times["bare"]), 3),
-        "ratio_of_fastest": round(min(times["whole"]) / min(times["bare"]), 3),
-    }
+    return whole_and_bare(steps(config, batch), repetitions, clock) | {"goal": goal}
 
 
 def measure(quick: bool = False) -> Findings:
     if quick:
         small = load_config("small", overrides=["image.size=64"])
-        results = {"preset small, batch 2": compare(small, 2, 1, CLOCKS["wall"]) | {"goal": None}}
+        results = {"preset small, batch 2": whole_and_bare(steps(small, 2), 1, CLOCKS["wall"])}
     else:
         labels = {"base_batch_8": "ViT-B, batch 8", "tiny_batch_32": "ViT-tiny, batch 32"}
         results = {label: run(case, 3, CLOCKS["wall"]) for case, label in labels.items()}
-    figures = [
-        Figure(f"whole step / bare networks, {label}", one["ratio"], "share", one["goal"], "at most")
-        for label, one in results.items()
-    ]
-    rows = [
-        [label, digits(one["whole_seconds"]), digits(one["bare_seconds"]), digits(one["ratio"])]
-        for label, one in results.items()
-    ]
-    return Findings(figures, [Table("Medians", ["model", "whole, s", "bare, s", "ratio"], rows)])
+    return overhead(results, "model")
 
 
 def main() -> None:

@@ -47,6 +47,21 @@ def median_ratio(slow: list[float], fast: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
+def whole_and_bare(
+    steps: tuple[Callable[[], object], Callable[[], object]], repetitions: int, clock: Clock
+) -> dict[str, Any]:
+    """Medians of a whole step and of its bare networks, and their ratio; both are run once before."""
+    whole, bare = steps
+    whole(), bare()
+    times = interleaved({"whole": whole, "bare": bare}, repetitions, clock)
+    return {
+        "whole_seconds": round(statistics.median(times["whole"]), 3),
+        "bare_seconds": round(statistics.median(times["bare"]), 3),
+        "ratio": round(median_ratio(times["whole"], times["bare"]), 3),
+        "ratio_of_fastest": round(min(times["whole"]) / min(times["bare"]), 3),
+    }
+
+
 def peak_megabytes() -> float:
     """The most memory this process has held so far.
 

@@ -14,6 +14,7 @@ from afire.cli.options import (
     Data,
     Device,
     Force,
+    Minutes,
     Name,
     Preset,
     Quiet,
@@ -24,9 +25,12 @@ from afire.cli.options import (
 from afire.detect import DETECTORS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from afire.config import Config
     from afire.data.pack import Films
     from afire.data.splits import Split
+    from afire.detect.fit import Networks
 
 
 def fit(
@@ -70,6 +74,7 @@ def fit(
     preset: Preset = None,
     config_file: ConfigFile = None,
     overrides: Set = None,
+    minutes: Minutes = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a fit that was stopped.")] = False,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -97,6 +102,12 @@ def fit(
     ]
     networks = networks_for(method, weights, data, preset, config_file, networks_own)
     config = config_for(networks.config, data)
+    if minutes is not None:
+        group = _timed_group(method, networks, [*own_settings, *networks_own])
+        if group == "training":
+            config = config.model_copy(update={group: config.training.model_copy(update={"minutes": minutes})})
+        else:
+            arguments.append(f"{group}.minutes={minutes}")
     settings = detect_settings(arguments, method, _choices(procedure, method, config))
     image = config.image
     films = open_films(data, root, image.size, image.fit, image.voi)
@@ -124,6 +135,19 @@ def fit(
         screen = console()
         show_choice(screen, detector)
         screen.print(str(page), soft_wrap=True, markup=False, highlight=False)
+
+
+def _timed_group(method: str, networks: Networks, settings: Sequence[str]) -> str:
+    """The recipe that ``--minutes`` is for; refused where there is none, or where a setting says another length."""
+    from afire.cli.settings import refuse_two_lengths
+    from afire.errors import UserError
+
+    length: str | None = DETECTORS[method].length(pretrained=networks.pretrained is not None)
+    if length is None:
+        raise UserError(f"the detector {method} trains nothing; leave out --minutes.")
+    group = length.partition(".")[0]
+    refuse_two_lengths(settings, group)
+    return group
 
 
 def _choices(procedure: str, method: str, config: Config) -> dict[str, Any] | None:

@@ -53,6 +53,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one setting: key.sub=value. Repeat for more; `afire config` lists them."),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        help="How long to train: epochs follow from the speed, measured once at the start.",
+        min=0.01,
+    ),
+]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Preset = Annotated[
     Literal["paper", "original", "small", "tiny"] | None, typer.Option("--preset", help="Settings to start from.")

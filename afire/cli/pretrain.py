@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from afire.cli.options import ConfigFile, Device, Preset, Quiet, Root, Set, Verbose, is_first_process
+from afire.cli.options import ConfigFile, Device, Minutes, Preset, Quiet, Root, Set, Verbose, is_first_process
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
     from afire.config import Config
     from afire.data.pack import Films
     from afire.data.splits import Split
-    from afire.training.pretrain import Observer
+    from afire.training.pretraining import Observer
 
 MethodName = Annotated[
     str | None,
@@ -88,14 +86,6 @@ def _method_yaml(method: str | None, settings: Config) -> str:
     return to_yaml(settings, unread(settings.method), options)
 
 
-def _refuse_two_lengths(settings: Sequence[str]) -> None:
-    from afire.errors import UserError
-
-    for setting in settings:
-        if setting.partition("=")[0].strip() in ("training.epochs", "training.film_views_min"):
-            raise UserError(f"--minutes and --set {setting} both say how long to train; give one of them.")
-
-
 def _given(
     config: Config, data: Path, root: Path | None, split: Path | None, is_first: bool
 ) -> tuple[Films, NDArray[np.int64], Split | None]:
@@ -158,10 +148,7 @@ def pretrain(
             "or original AFiRe file, whose architecture is then the run's."
         ),
     ] = None,
-    minutes: Annotated[
-        float | None,
-        typer.Option(help="How long to train: epochs follow from the speed, measured once at the start.", min=0.01),
-    ] = None,
+    minutes: Minutes = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Resume although settings or data changed.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Every random choice follows from it.", min=0)] = None,
@@ -179,7 +166,7 @@ def pretrain(
     """
     import logging
 
-    from afire.cli.settings import PRETRAIN, sort_settings
+    from afire.cli.settings import PRETRAIN, refuse_two_lengths, sort_settings
     from afire.data.pack import config_for
     from afire.errors import UserError
     from afire.methods import check_overrides
@@ -188,11 +175,11 @@ def pretrain(
     from afire.weights import said_by, start_from
 
     logger = logging.getLogger("afire")
-    length = [f"training.minutes={minutes}"] if minutes is not None else []
-    arguments = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else []), *length]
+    arguments = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
     [settings] = sort_settings(arguments, PRETRAIN)
     if minutes is not None:
-        _refuse_two_lengths(settings)
+        refuse_two_lengths(settings)
+        settings.append(f"training.minutes={minutes}")
     weights_settings = said_by(init, data, preset) if init is not None else {}
     config = load_config(preset, config_file, settings, weights_settings)
     config = config if data is None else config_for(config, data)

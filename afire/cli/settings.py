@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from afire.config import Config, Section
+from afire.config import Config, LengthConfig, Section
 from afire.errors import UserError
 from afire.settings import Unknown, find_unknown, load_config, parse_override
 from afire.tasks.settings import DetectConfig, FinetuneConfig, SegmentConfig
@@ -104,6 +104,14 @@ def model_config(
     """The settings of networks and pre-training, as the options give them, on top of those of ``weights``."""
     [settings] = sort_settings(overrides, PRETRAIN)
     return load_config(preset, file, settings, weights)
+
+
+def refuse_two_lengths(settings: Sequence[str], group: str = "training") -> None:
+    """With ``--minutes``: refuse ``--set`` texts that say otherwise how long the recipe ``group`` is."""
+    keys = [f"{group}.{name}" for name in LengthConfig.model_fields]
+    for setting in settings:
+        if setting.partition("=")[0].strip() in keys:
+            raise UserError(f"--minutes and --set {setting} both say how long to train; give one of them.")
 
 
 def config_from_options(

@@ -121,7 +121,10 @@ class FAnoGANNetworks(FilmLearner):
         """Epochs of the first phase; either has one at least."""
         epochs = self.config.training.epochs
         if epochs < 2:
-            raise UserError("fanogan trains its GAN, then its encoder, which takes two epochs; set train.epochs=2.")
+            raise UserError(
+                "fanogan trains its GAN, then its encoder, which takes two epochs; set train.epochs=2 or give more "
+                "--minutes."
+            )
         return min(max(round(self.gan_share * epochs), 1), epochs - 1)
 
     def rests(self, turn: str, progress: Progress) -> bool:

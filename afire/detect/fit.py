@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from afire.config import Config, LesionConfig
+from afire.config import Config, LengthConfig, LesionConfig
 from afire.data.keys import BEHIND, FILMS, remember_behind, remember_films, seen_by_weights
 from afire.data.manifest import Manifest
 from afire.data.pack import Films, is_pack, read_summary
@@ -51,7 +51,8 @@ from afire.tasks.features import data_content_hash
 from afire.tasks.guard import film_digests, group_copies
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.training.batches import normal_training_rows
-from afire.training.pretrain import Start, pretrain
+from afire.training.pretrain import pretrain
+from afire.training.pretraining import Start
 from afire.training.run_folder import environment, newest_checkpoint
 from afire.weights import RANDOM, Weights, open_weights, said_by, start_from
 from afire.weights.hub import local_path
@@ -91,16 +92,24 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
     return open_weights(task.out / ADAPT).method
 
 
+@dataclass(frozen=True)
+class Trained:
+    """Tensors by name, and the settings they were trained with: film views and minutes have become epochs."""
+
+    config: Config
+    tensors: dict[str, Tensor]
+
+
 def train_networks(
     task: FitTask,
     subsets: Subsets,
     config: Config,
     learner: type[Learner] | None = None,
     start: Start | None = None,
-) -> dict[str, Tensor]:
+) -> Trained:
     """Train on the normal films that fit, in a folder of the detector, and go on from where a stopped training ended.
 
-    The trained tensors by name. ``learner`` is by default the method that ``config`` names.
+    ``learner`` is by default the method that ``config`` names.
     Raises :class:`~afire.tasks.experiment.StoppedBySignal` when a signal ended the training after it was saved.
     """
     _read_once(task.films, np.concatenate([subsets.fit, subsets.held_out]))
@@ -114,14 +123,15 @@ def train_networks(
         learner=learner,
         start=start,
         behind=task.init,
-        resume=task.resume and (folder / "config.yaml").exists(),
+        resume=task.resume and (folder / CONFIG).exists(),
         device=task.device,
     )
     if result.status == "stopped":
         raise StoppedBySignal(result.signal, task.out)
     checkpoint = newest_checkpoint(folder)
     assert checkpoint is not None
-    return checkpoint.model_tensors()
+    begun = load_config(file=folder / CONFIG).training
+    return Trained(config.model_copy(update={"training": begun}), checkpoint.model_tensors())
 
 
 def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
@@ -130,7 +140,7 @@ def adaptation(config: Config, settings: DetectConfig, films: int) -> Config:
     batch = batch_of(recipe.batch_size, films, config.training.accumulate)
     training = config.training.model_copy(
         update={
-            **{"epochs": recipe.epochs, "film_views_min": 0, "minutes": 0.0},
+            **{name: getattr(recipe, name) for name in LengthConfig.model_fields},
             **batch,
             # The loop scales by batch / 256; this undoes it.
             "learning_rate": recipe.learning_rate * 256 / batch["batch_size"],

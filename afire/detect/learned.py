@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 from typing_extensions import Self
 
-from afire.config import Config, RunConfig, Section, TrainingConfig
+from afire.config import Config, LengthConfig, RunConfig, Section, TrainingConfig
 from afire.detect.base import AnomalyDetector, Begin, FitTask, Look, NormalFilms, Subsets
 from afire.detect.fit import batch_of, train_networks
 from afire.detect.normals import Standard
@@ -33,7 +33,7 @@ from afire.methods.base import AllFilms, Keys, Learner, ReadFilms, Views
 from afire.nn.conv import shrunk
 from afire.nn.vit import Grid, Normalise, VisionTransformer, at_least_float32, grid_of, initialise
 from afire.tasks.settings import DetectorConfig
-from afire.training.pretrain import Start
+from afire.training.pretraining import Start
 from afire.weights import RANDOM, Weights, open_weights, pick_device
 
 _LEAST_SD, _NOTHING = 0.01, 1e-12  # of a token's numbers, as a share of the usual one; and of all
@@ -45,10 +45,9 @@ _READ = 64  # films at a time
 logger = logging.getLogger("afire")
 
 
-class TrainConfig(Section):
+class TrainConfig(LengthConfig):
     """How a detector's own networks are trained: Adam, or AdamW where there is weight decay, on a cosine."""
 
-    epochs: int = Field(100, ge=1, description="passes over the normal films")
     batch_size: int = Field(64, ge=1, description="films in one update, of all processes together")
     learning_rate: float = Field(1e-3, gt=0, description="at its peak; not scaled by anything")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
@@ -110,7 +109,8 @@ class LearnedDetector(AnomalyDetector):
         config = cls.config_of(task.config, task.settings, len(subsets.fit))
         detector = cls(config, task.settings)
         trained = train_networks(task, subsets, config, cls.Networks, cls.first_weights(task))
-        detector.model.load_state_dict(trained)
+        detector.model.load_state_dict(trained.tensors)
+        detector.config = trained.config
         return detector.to(pick_device(task.device))
 
     @classmethod
@@ -129,6 +129,8 @@ class LearnedDetector(AnomalyDetector):
         batch = batch_of(recipe.batch_size, films or recipe.batch_size, recipe.accumulate)
         training = TrainingConfig(
             epochs=recipe.epochs,
+            film_views_min=recipe.film_views_min,
+            minutes=recipe.minutes,
             **batch,
             # The loop scales by batch / 256; this undoes it.
             learning_rate=recipe.learning_rate * 256 / batch["batch_size"],

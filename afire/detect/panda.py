@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from afire.config import Config, Section
@@ -65,6 +65,15 @@ class PANDAConfig(LearnedConfig):
         description="as published: SGD, whose momentum is beta1, with very short steps",
     )
     panda: PANDASettings = Field(default_factory=PANDASettings)
+
+    @model_validator(mode="after")
+    def _ends_once(self) -> PANDAConfig:
+        if self.panda.against == "early" and (self.train.film_views_min or self.train.minutes):
+            raise ValueError(
+                "panda.against=early ends after panda.updates; leave out --minutes, train.minutes and "
+                "train.film_views_min"
+            )
+        return self
 
 
 class Compacted(TrunkLearner):

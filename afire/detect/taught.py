@@ -52,7 +52,7 @@ from afire.nn.conv import DenseHead, initialise_conv, shrunk, standardised
 from afire.nn.memory import follow, twin
 from afire.nn.residual import ResidualStages
 from afire.nn.vit import Grid, at_least_float32, full_precision
-from afire.training.pretrain import Start
+from afire.training.pretraining import Start
 from afire.weights import pick_device
 from afire.weights.files import read_tensors
 from afire.weights.hub import BUILTIN
@@ -351,11 +351,11 @@ class Taught(LearnedDetector):
         """As for any; of the two networks that training keeps, the detector holds one."""
         config = cls.config_of(task.config, task.settings, len(subsets.fit))
         trained = train_networks(task, subsets, config, cls.Networks, cls.first_weights(task))
-        lean = config.model_copy(update={"options": {**config.options, "average": 0.0}})
+        lean = trained.config.model_copy(update={"options": {**config.options, "average": 0.0}})
         detector = cls(lean, task.settings)
         prefix = _AVERAGE if config.options["average"] else _NETWORK
         detector.model.load_network(
-            {key.removeprefix(prefix): tensor for key, tensor in trained.items() if key.startswith(prefix)}
+            {key.removeprefix(prefix): tensor for key, tensor in trained.tensors.items() if key.startswith(prefix)}
         )
         return detector.to(pick_device(task.device))
 

@@ -99,7 +99,10 @@ class Journal:
             return dict(sorted(self._counts.items()))
 
     def close(self) -> None:
-        os.close(self._handle)
+        """A line that comes later is lost; it must not go to a file that has the same number by then."""
+        with self._lock:
+            os.close(self._handle)
+            self._handle = -1
 
 
 def _now() -> str:

@@ -9,7 +9,8 @@ through two queues and its state machine. Here fragments are appended to the fil
 first, so that the film is a DICOM file when the last fragment has arrived. Everything else is left to the library.
 
 A thread that reads a message can do nothing else: timers and flags are looked at between messages. So a peer may
-neither be silent within one for long nor announce one that takes more memory than there is.
+neither be silent within one for long nor announce one that takes more memory than there is. Whoever loses a connection
+by a limit is reported once, with the reason.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, Queue
@@ -51,19 +53,26 @@ _LARGEST_MESSAGE = 4 * _LARGEST_FRAGMENT
 _LARGEST_REQUEST = 1 << 20  # bytes of a message of who has not been let in
 _LARGEST_FILM = 1 << 30  # bytes
 _HEAD = 10  # bytes of a message before what it holds: type, length, length of its fragment
+_STALLED = "stalled within a message"
 _IN_TRANSFER, _CLOSED, _INVALID = "Sta6", "Evt17", "Evt19"  # the library's names of a state and events
 
 
-def wait_for_news(event: Any) -> None:
+CutOff = Callable[[Any, str], None]
+"""Told the association of a peer that loses its connection by a limit of ours, and which one."""
+
+
+def wait_for_news(event: Any, tell: CutOff) -> None:
     """For a connection that was just opened by a peer (`evt.EVT_CONN_OPEN`), before its threads begin."""
     association = event.assoc
     upper = association.dul
     plain = upper.socket.socket
     _limit_silence(plain)
     upper.event_queue.get_nowait()  # that there is a connection: the new socket says so again
-    upper.socket = _WaitingSocket(association, client_socket=plain)
+    upper.socket = _WaitingSocket(association, plain, partial(tell, association))
     upper.to_provider_queue = _Announced(upper.socket.wake)
     upper._read_pdu_data = partial(_read_message, upper, upper._read_pdu_data)
+    upper.receive_pdu = partial(_receive_request, association, upper.receive_pdu)
+    upper.idle_timer_expired = partial(_is_silent, upper, upper.idle_timer_expired)
     association.dimse = _WaitingMessages(association)
     upper.to_user_queue = _Announced(association.dimse.wake)
 
@@ -95,11 +104,32 @@ def let_go(event: Any) -> None:
         event.assoc.dul.to_user_queue.put(None)  # which the library takes for a time-out
 
 
+def _receive_request(association: Any, receive: Any, wait: bool = False, timeout: float | None = None) -> Any:
+    """The next of the library's messages about an association; the library leaves a peer that sends no request in
+    time without any event."""
+    begun = time.monotonic()
+    primitive = receive(wait, timeout)
+    if wait and primitive is None and association.requestor.primitive is None:
+        waited = timeout is not None and time.monotonic() - begun >= timeout
+        if waited or association.dul.artim_timer.expired:
+            association.dul.socket.cut_off("no request in time")
+    return primitive
+
+
+def _is_silent(upper: Any, has_expired: Any) -> bool:
+    """Whether nothing has come for so long that the library aborts the association."""
+    expired = bool(has_expired())
+    if expired:
+        upper.socket.cut_off(_STALLED if upper.assoc.dimse.message is not None else "silent for too long")
+    return expired
+
+
 def _read_message(upper: Any, read_any: Any) -> None:
     """Read commands and fragments of films while there are any; ``read_any``, the library's own, reads the rest."""
     try:
         is_for_library = _read_fragments(upper)
-    except OSError:  # too long a silence, or the connection is lost
+    except OSError as error:  # too long a silence, or the connection is lost
+        upper.socket.note_stall(error)
         upper.event_queue.put(_CLOSED)
         return
     if is_for_library:
@@ -142,7 +172,8 @@ class _Announced(Queue[Any]):
 class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
     """Waits for data from the peer, or for :meth:`wake`, which says that there is something to send."""
 
-    def __init__(self, association: Any, client_socket: socket.socket) -> None:
+    def __init__(self, association: Any, client_socket: socket.socket, tell: Callable[[str], None]) -> None:
+        self._tell, self._is_cut_off = tell, False
         self._ear, self._bell = socket.socketpair()
         self._ear.setblocking(False)
         self._bell.setblocking(False)
@@ -152,6 +183,17 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
     def wake(self) -> None:
         with suppress(OSError):  # its buffer is full, or the connection is closed
             self._bell.send(b"!")
+
+    def cut_off(self, reason: str) -> None:
+        """Report that the peer loses the connection; the first reason is the one that counts."""
+        if not self._is_cut_off:
+            self._is_cut_off = True
+            self._tell(reason)
+
+    def note_stall(self, error: OSError) -> None:
+        """Report an error of reading if it is that nothing came in time."""
+        if isinstance(error, BlockingIOError | TimeoutError):
+            self.cut_off(_STALLED)
 
     @property
     def ready(self) -> bool:
@@ -177,18 +219,37 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
         assert self.socket is not None
         is_let_in = self.assoc.dul.state_machine.current_state == _IN_TRANSFER
         if nr_bytes > (_LARGEST_MESSAGE if is_let_in else _LARGEST_REQUEST):
+            self.cut_off("a message that is too long")
             raise OSError("a message that is too long")
-        deadline = time.monotonic() + _LONGEST_SILENCE
         data = bytearray(self._unread[:nr_bytes])
         self._unread = self._unread[nr_bytes:]
-        while len(data) < nr_bytes:
-            if not is_let_in and time.monotonic() > deadline:
-                raise TimeoutError
-            part = self.socket.recv(min(_CHUNK, nr_bytes - len(data)))
-            if not part:
-                break
-            data += part
+        try:
+            self._receive_rest(data, nr_bytes, None if is_let_in else time.monotonic() + _LONGEST_SILENCE)
+        except OSError as error:  # which the library keeps to itself
+            self.note_stall(error)
+            raise
         return data
+
+    def _receive_rest(self, data: bytearray, count: int, deadline: float | None) -> None:
+        """Until there are ``count`` bytes, or the peer closes the connection."""
+        assert self.socket is not None
+        while len(data) < count:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError
+            part = self.socket.recv(min(_CHUNK, count - len(data)))
+            if not part:
+                return
+            data += part
+
+    def send(self, bytestream: bytes) -> None:
+        """Send all of it, or say that the connection is closed, as the library's own does."""
+        assert self.socket is not None
+        try:
+            self.socket.sendall(bytestream)
+        except Exception as error:
+            if isinstance(error, BlockingIOError | TimeoutError):
+                self.cut_off("takes no answers")
+            self.event_queue.put(_CLOSED)
 
     def recv_head(self, waits: bool) -> bytes | None:
         """The first bytes of a message, fewer if the peer has closed the connection; None if there is none yet."""
@@ -240,6 +301,7 @@ class _WaitingMessages(DIMSEServiceProvider):  # type: ignore[misc]
         if held + more <= _LARGEST_FILM:
             return False
         self.message = None
+        self.dul.socket.cut_off("a film that is too large")
         self.dul.event_queue.put(_INVALID)
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from shutil import disk_usage
 from typing import Any
@@ -35,6 +35,7 @@ from pydicom.uid import (
 )
 from pynetdicom import AE, _config, evt
 from pynetdicom.sop_class import Verification
+from pynetdicom.transport import AssociationServer
 
 from afire.data.decode import MAX_PIXELS, MODALITIES
 from afire.data.dicom import parse_film
@@ -60,6 +61,9 @@ _COMPRESSED = (
 )  # fmt: skip
 _TAGS = [*SOURCE_TAGS, "Manufacturer", "ManufacturerModelName"]  # beside those of which a film is made
 _MOST_ASSOCIATIONS = 64
+# Of these, for addresses that no caller has: enough to answer one that was set up wrongly with the reason, and so few
+# that whoever opens connections and says nothing cannot take the places of the callers.
+_MOST_STRANGERS = 8
 _PDU_BYTES = 1 << 20  # of a message: each takes its time, and senders choose the size up to this
 _TIMEOUT = 60.0  # of a peer that says nothing
 _SECONDS_TO_PART = 1.0  # for a peer that is told that we end
@@ -78,13 +82,29 @@ class ReceiveSettings:
     tls: ssl.SSLContext | None = None
 
 
+class _Server(AssociationServer):  # type: ignore[misc]
+    """Lets in connections while there are places for them. Each begins in the thread that accepts them, and not in one
+    of its own, so that the next one finds it counted."""
+
+    request_queue_size = _MOST_ASSOCIATIONS  # with the library's five, a burst waits for seconds to be accepted
+    has_place: Callable[[str], bool] = staticmethod(lambda _: True)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self.has_place(client_address[0])
+
+
+class _Provider(AE):  # type: ignore[misc]
+    def make_server(self, *words: Any, **named: Any) -> Any:
+        return super().make_server(*words, **{**named, "server_class": _Server})
+
+
 class Receiver:
     """The storage provider; it listens from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, settings: ReceiveSettings, spool: Spool, keyed: Keyed, journal: Journal) -> None:
         self._settings, self._spool, self._keyed, self._journal = settings, spool, keyed, journal
         self._server: Any = None
-        self._ae = AE(ae_title=settings.title)
+        self._ae = _Provider(ae_title=settings.title)
         self._ae.maximum_associations = _MOST_ASSOCIATIONS
         self._ae.maximum_pdu_size = _PDU_BYTES
         self._ae.network_timeout = self._ae.dimse_timeout = self._ae.acse_timeout = _TIMEOUT
@@ -96,7 +116,7 @@ class Receiver:
         """Listen; returns the port, which was chosen by the system if 0 was asked for."""
         _config.LOG_HANDLER_LEVEL = "none"  # its handlers format every message, for a log that is silenced
         handlers = [
-            (evt.EVT_CONN_OPEN, wait_for_news),
+            (evt.EVT_CONN_OPEN, wait_for_news, [self._on_cut_off]),
             (evt.EVT_CONN_CLOSE, let_go),
             (evt.EVT_REQUESTED, self._on_requested),
             (evt.EVT_C_STORE, self._on_store),
@@ -110,6 +130,7 @@ class Receiver:
             raise UserError(
                 f"cannot listen on {address[0]} port {address[1]} ({error.strerror}); choose another --port or --bind."
             ) from None
+        self._server.has_place = self._has_place
         return int(self._server.socket.getsockname()[1])
 
     def stop(self, seconds: float) -> None:
@@ -131,6 +152,23 @@ class Receiver:
         """Whether the disk takes ``size`` bytes more without falling below what must stay free."""
         return disk_usage(self._spool.root).free - size >= self._settings.min_free
 
+    def _has_place(self, host: str) -> bool:
+        """Whether a connection from ``host`` is let in; what it asks for is looked at later."""
+        if not self._is_stranger(host):
+            return True
+        others = sum(self._is_stranger(one.requestor.address) for one in self._server.active_associations)
+        if others < _MOST_STRANGERS:
+            return True
+        self._journal.note("rejected", caller=plain_address(host), reason="too many connections of unknown addresses")
+        return False
+
+    def _is_stranger(self, host: str) -> bool:
+        address = plain_address(host)
+        return not any(address in caller.addresses for caller in self._settings.callers)
+
+    def _on_cut_off(self, association: Any, reason: str) -> None:
+        self._journal.note("cut off", caller=_name(association), reason=reason)
+
     def _on_requested(self, event: Any) -> None:
         """Refuse strangers before anything is negotiated."""
         requestor = event.assoc.requestor
@@ -144,12 +182,12 @@ class Receiver:
         elif not any(calling == caller.title and address in caller.addresses for caller in self._settings.callers):
             reason = "caller"
         if reason:
-            self._journal.note("rejected", caller=f"{calling}@{address}", reason=f"unknown {reason}")
+            self._journal.note("rejected", caller=_name(event.assoc), reason=f"unknown {reason}")
             event.assoc.acse.send_reject(*_REJECT[reason])
             event.assoc.kill()
 
     def _on_store(self, event: Any) -> int:
-        caller = f"{event.assoc.requestor.primitive.calling_ae_title.strip()}@{event.assoc.requestor.address}"
+        caller = _name(event.assoc)
         try:
             with quiet_readers():
                 data = event.request.DataSet.getvalue()  # a whole file: the reactor puts the header before the data set
@@ -176,6 +214,12 @@ class Receiver:
         name = FilmName(film, self._keyed("pixels", *_pixels(tags)))
         self._spool.receive(name, data, ParsedFilm(tags, len(data)))
         return STORED
+
+
+def _name(association: Any) -> str:
+    """Who called, for the audit log: title and address, or the address alone where nothing was asked for yet."""
+    address, request = plain_address(association.requestor.address), association.requestor.primitive
+    return f"{str(request.calling_ae_title).strip()}@{address}" if request is not None else address
 
 
 def _alive_after(associations: Sequence[Any], seconds: float) -> list[Any]:

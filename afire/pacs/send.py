@@ -8,10 +8,11 @@ intervals; objects that the receiver refuses go to ``failed``.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
+from io import BytesIO
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
@@ -54,7 +55,8 @@ _REFUSALS = (
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.UNPROCESSABLE_ENTITY,
 )  # fmt: skip
 _DUPLICATE = 0x0111
-_MAY_PASS = {0x0110, 0x0124, *range(0xA700, 0xA800)}  # processing failure, not authorised, out of resources
+# Processing failure, not authorised, resource limitation, out of resources.
+_MAY_PASS = {0x0110, 0x0124, 0x0213, *range(0xA700, 0xA800)}
 
 
 class Outcome(Enum):
@@ -100,15 +102,21 @@ class _FileClient(DICOMwebClient):  # type: ignore[misc]
         return stored
 
 
-class _CertifiedAdapter(HTTPAdapter):  # type: ignore[misc]
-    """Presents our certificate, whose key may need a password."""
+class _Adapter(HTTPAdapter):  # type: ignore[misc]
+    """Presents our certificate, whose key may need a password, and sends piece by piece: the time-out is of a call, and
+    a whole request that takes longer on a slow line would fail each time."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext | None) -> None:
         self._context = context
         super().__init__()
 
     def init_poolmanager(self, *words: Any, **named: Any) -> None:
         super().init_poolmanager(*words, **named, ssl_context=self._context)
+
+    def send(self, request: requests.PreparedRequest, *words: Any, **named: Any) -> requests.Response:
+        if isinstance(request.body, bytes):
+            request.body = BytesIO(request.body)  # type: ignore[assignment]  # read in pieces; its length is stated
+        return super().send(request, *words, **named)
 
 
 class WebSender:
@@ -119,12 +127,15 @@ class WebSender:
     def __init__(self, url: str, credentials: Credentials) -> None:
         session = requests.Session()
         session.trust_env = False  # no proxy and no password from the environment
+        # To the stated address alone. Elsewhere it may be plain, and a POST that is redirected becomes a GET, whose
+        # answer says nothing about what was sent.
+        session.max_redirects = 0
         session.verify = str(credentials.ca) if credentials.ca else True
         session.headers["Accept"] = "application/dicom+json"
         if credentials.user:
             session.auth = (credentials.user, credentials.password)
-        if url.startswith("https:"):
-            session.mount("https://", _CertifiedAdapter(credentials.context()))
+        is_tls = url.startswith("https:")
+        session.mount("https://" if is_tls else "http://", _Adapter(credentials.context() if is_tls else None))
         self._client = _FileClient(url, session=session, chunk_size=_ONE_REQUEST, timeout=_TIMEOUT)
         self._client.set_http_retry_params(retry=False)  # the courier retries
 
@@ -132,7 +143,7 @@ class WebSender:
         together = self._store(paths)
         if len(paths) == 1 or together.outcome is not Outcome.REFUSED:
             return [together] * len(paths)
-        return [self._store([path]) for path in paths]  # to find the refused one: each gets its own answer
+        return _one_by_one(paths, lambda path: self._store([path]))  # to find the refused one
 
     def _store(self, paths: Sequence[Path]) -> Answer:
         """All, or the reason why not all."""
@@ -163,12 +174,7 @@ class DimseSender:
         self._association: StoreAssociation | None = None
 
     def send(self, paths: Sequence[Path]) -> list[Answer]:
-        answers: list[Answer] = []
-        for path in paths:
-            answers.append(self._store(path))
-            if answers[-1].outcome is Outcome.LATER:
-                break
-        return answers + [answers[-1]] * (len(paths) - len(answers))
+        return _one_by_one(paths, self._store)
 
     def _store(self, path: Path) -> Answer:
         try:
@@ -204,6 +210,16 @@ class DimseSender:
         self._association = None
 
 
+def _one_by_one(paths: Sequence[Path], store: Callable[[Path], Answer]) -> list[Answer]:
+    """An answer for each. After a temporary error the rest is not tried: each may wait for the time-out."""
+    answers: list[Answer] = []
+    for path in paths:
+        answers.append(store(path))
+        if answers[-1].outcome is Outcome.LATER:
+            break
+    return answers + [answers[-1]] * (len(paths) - len(answers))
+
+
 def _answer_to(status: int) -> Answer:
     """What a DIMSE status, or a failure reason of STOW, means."""
     if status in (0x0000, _DUPLICATE) or 0xB000 <= status < 0xC000:
@@ -212,7 +228,11 @@ def _answer_to(status: int) -> Answer:
 
 
 class Courier:
-    """Sends the results in the spool to their receiver until it is stopped."""
+    """Sends the results in the spool to their receiver until it is stopped.
+
+    After a failure the results of one film are tried, and go to the end of the queue if they fail again, until some
+    were sent: one that fails each time must not hold up those that it is sent with.
+    """
 
     def __init__(self, spool: Spool, sender: Sender, journal: Journal, first_wait: float = _FIRST_WAIT) -> None:
         self._spool, self._sender, self._journal = spool, sender, journal
@@ -221,7 +241,7 @@ class Courier:
     def run(self, stop: Event) -> None:
         """Send waiting results, and wait for more."""
         while not stop.is_set():
-            results = self._spool.next_results(_TOGETHER, _IDLE_SECONDS)
+            results = self._spool.next_results(1 if self._failures else _TOGETHER, _IDLE_SECONDS)
             left = self._try(results)
             if left:
                 self._spool.send_later(left)
@@ -237,12 +257,10 @@ class Courier:
             return self._deliver(results)
         except OSError as error:  # a full disk: deliveries cannot be recorded now
             self._journal.note("waiting for the disk", reason=error.strerror or type(error).__name__)
-            left = list(results)
         except Exception as error:  # its message may quote a tag
             self._journal.note("sending failed", reason=type(error).__name__)
-            left = [*results[1:], *results[:1]]  # in turn, so that one does not hold up the others for ever
         self._failures += 1
-        return left
+        return list(results)
 
     def _deliver(self, results: Sequence[ResultName]) -> list[ResultName]:
         """Send the objects of several films together; the results of which something is left to send. Counts failures

@@ -216,10 +216,10 @@ class Spool:
         self._film(result.name).unlink(missing_ok=True)
         self._observe("cleared", result.name.film)
         source, target = (self.root / state / str(result) for state in (SCORED, OUTGOING))
-        if target.exists():  # results that had failed were put back to be sent while the film came again
+        if target.exists():  # results that had failed were put back to be sent while the film came again: they wait
             _remove(source)
-        else:
-            source.rename(target)
+            return
+        source.rename(target)
         self._observe("outgoing", result.name.film)
         with self._lock:
             self._to_send.append(result)
@@ -254,12 +254,15 @@ class Spool:
         return {path.stem: path for path in paths if path.suffix == _SUFFIX}
 
     def acknowledge(self, result: ResultName, kinds: Iterable[str]) -> None:
-        """The receiver has these objects. With the last one, nothing is left but the record that it was delivered."""
+        """The receiver has these objects. With the last one, nothing is left but the record that it was delivered.
+
+        Results that have left the folder meanwhile, for ``done`` or for ``failed``, stay where they are.
+        """
         folder = self.root / OUTGOING / str(result)
         for kind in kinds:
             (folder / f"{kind}{_SUFFIX}").unlink(missing_ok=True)
             self._observe("sent", result.name.film, kind=kind)
-        if not self.objects(result):
+        if folder.exists() and not self.objects(result):
             self._finish(result)
 
     def _finish(self, result: ResultName) -> None:

@@ -22,7 +22,7 @@ from afire.errors import UserError
 from afire.files import write_atomic
 from afire.methods.afire import AFiRe
 from afire.methods.base import Panel
-from afire.training.pretrain import EpochView
+from afire.training.pretraining import EpochView
 
 _GAP = 6
 _PAPER, _INK, _FRAME = (18, 19, 22), (222, 224, 228), (58, 60, 66)

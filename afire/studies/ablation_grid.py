@@ -34,7 +34,8 @@ from afire.settings import changed, load_settings, validate
 from afire.tasks.evaluate import check_classes
 from afire.tasks.features import data_content_hash
 from afire.tasks.results import plan_runs
-from afire.training.batches import in_epochs, normal_training_rows
+from afire.training.batches import normal_training_rows
+from afire.training.budget import in_epochs
 
 FOLDER = Path(__file__).parents[1] / "presets" / "ablations"
 FULL = "full"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from afire.config import LengthConfig
 from afire.data.pack import open_films
 from afire.data.splits import write_split
 from afire.detect import DETECTORS
@@ -138,17 +139,17 @@ def open_set(text: str, out: Path, size: int = 128) -> BenchSet:
 
 @dataclass(frozen=True)
 class Fit:
-    """How long one method trains on one set: epochs (None: it does not train) and counted FLOPs in all."""
+    """How long one method trains on one set: epochs (None: it does not train), counted FLOPs in all, and the setting
+    that says so."""
 
     epochs: int | None
     flops: float
+    setting: str | None = None
 
 
 def plan_fit(bench: Bench, films: BenchSet, method: str) -> Fit:
     """As many epochs as the budget allows, at least one; or those of the method's paper."""
     kind = DETECTORS[method]
-    if _length(bench, method) is None:
-        return Fit(None, 0.0)
     own_settings, of_networks = _sorted(bench, method)
     networks = networks_for(
         method,
@@ -157,6 +158,10 @@ def plan_fit(bench: Bench, films: BenchSet, method: str) -> Fit:
         _preset(bench, method),
         overrides=[*_size(bench, method, films), *of_networks],
     )
+    setting: str | None = kind.length(pretrained=networks.pretrained is not None)
+    if setting is None:
+        return Fit(None, 0.0)
+    _refuse_lengths(bench, method, setting)
     settings = detect_settings(own_settings, method)
     per_epoch = kind.training_flops(networks.config, settings) * films.fit_films
     published = getattr(kind, "published_epochs", None)
@@ -164,7 +169,16 @@ def plan_fit(bench: Bench, films: BenchSet, method: str) -> Fit:
         epochs = published if published is not None else networks.config.training.epochs
     else:
         epochs = max(1, round(bench.tera_flops * _TERA / per_epoch))
-    return Fit(epochs, epochs * per_epoch)
+    return Fit(epochs, epochs * per_epoch, setting)
+
+
+def _refuse_lengths(bench: Bench, method: str, setting: str) -> None:
+    """Settings of a user that say otherwise how long a method trains."""
+    group = setting.partition(".")[0]
+    lengths = [f"{group}.{name}" for name in LengthConfig.model_fields]
+    for given in bench.settings.get(method, ()):
+        if given.partition("=")[0].strip() in lengths:
+            raise UserError(f"--with {method}.{given}: a bench says itself how long each method trains; leave it out.")
 
 
 @dataclass(frozen=True)
@@ -214,12 +228,6 @@ def _sorted(bench: Bench, method: str) -> tuple[list[str], list[str]]:
     settings = list(bench.settings.get(method, ()))
     own_settings = [setting for setting in settings if setting.partition("=")[0].split(".")[0] in fields]
     return own_settings, [setting for setting in settings if setting not in own_settings]
-
-
-def _length(bench: Bench, method: str) -> str | None:
-    """The setting that says how long a method trains."""
-    length: str | None = DETECTORS[method].length(pretrained=_weights(bench, method) not in (None, RANDOM))
-    return length
 
 
 def _weights(bench: Bench, method: str) -> str | None:
@@ -288,8 +296,8 @@ def _fit_step(bench: Bench, films: BenchSet, method: str, seed: int, fit: Fit, m
     folder = model_folder(bench, films, method, seed)
     weights, preset = _weights(bench, method), _preset(bench, method)
     settings = [*_size(bench, method, films), *bench.settings.get(method, ())]
-    if fit.epochs is not None:
-        settings.append(f"{_length(bench, method)}={fit.epochs}")
+    if fit.setting is not None:
+        settings.append(f"{fit.setting}={fit.epochs}")
     arguments = [
         *("detect", "fit", "--method", method, "--data", str(films.data), "--seed", str(seed), "--out", str(folder)),
         *(("--weights", weights) if weights is not None else ()),

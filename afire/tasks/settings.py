@@ -12,7 +12,7 @@ from typing import Literal, overload
 
 from pydantic import Field, model_validator
 
-from afire.config import LesionConfig, Section
+from afire.config import LengthConfig, LesionConfig, Section
 from afire.settings import load_settings, preset_path
 
 TASK_PRESETS = {"finetune": ("nih14", "chexpert5", "quick"), "segment": ("siim", "lungs")}
@@ -155,7 +155,7 @@ DETECTION_LESIONS = LesionConfig(
 )
 
 
-class AdaptConfig(Section):
+class AdaptConfig(LengthConfig):
     """Adapting the networks to the target's normal films, with both self-supervised tasks."""
 
     lesions: LesionConfig = Field(
@@ -170,6 +170,12 @@ class AdaptConfig(Section):
     batch_size: int = Field(64, ge=2, description="films in one update, of all processes together, before views")
     learning_rate: float = Field(1e-4, gt=0, description="of Adam; not scaled by anything")
     learning_rate_end: float = Field(1e-6, ge=0, description="learning rate at the end of the cosine")
+
+    @model_validator(mode="after")
+    def _adapts_or_not(self) -> AdaptConfig:
+        if not self.epochs and (self.film_views_min or self.minutes):
+            raise ValueError("epochs=0 takes the weights as they are; leave out film_views_min and minutes")
+        return self
 
 
 class AtlasConfig(Section):

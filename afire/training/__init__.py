@@ -3,6 +3,7 @@
 Knows films, methods by their interface and how to take a step; knows not what the weights are used for.
 """
 
-from afire.training.pretrain import PretrainResult, pretrain
+from afire.training.pretrain import pretrain
+from afire.training.pretraining import PretrainResult
 
 __all__ = ["PretrainResult", "pretrain"]

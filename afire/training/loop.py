@@ -4,7 +4,7 @@ One process needs nothing; several are started with ``torchrun`` or ``accelerate
 from (seed, epoch or step, film), so a resumed run and a run on another number of processes see the same.
 
 A :class:`Trainer` knows batches, gradients, updates, checkpoints and signals. What is learnt, what an epoch ends with
-and when a run is over is up to its subclasses: :mod:`afire.training.pretrain` and :mod:`afire.tasks.supervised`.
+and when a run is over is up to its subclasses: :mod:`afire.training.pretraining` and :mod:`afire.tasks.supervised`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from afire.data.pack import Films
 from afire.data.splits import Split, official_split, random_split
 from afire.errors import UserError
 from afire.methods.base import Method
-from afire.training.pretrain import EpochView
+from afire.training.pretraining import EpochView
 
 _BATCH = 64
 _NEIGHBOURS = 20

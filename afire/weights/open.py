@@ -1,8 +1,8 @@
 """The one way to open weights: random, a run or a checkpoint of it, a bundle, a file, or one of them on a hub.
 
 :func:`open_weights` finds them, checks that they are whole and reads their settings, once; :mod:`afire.weights.kinds`
-says what they give. :class:`WeightsBySeed` opens those of an experiment, and :func:`start_from` starts a pre-training
-from them.
+and :mod:`afire.weights.own` say what they give. :class:`WeightsBySeed` opens those of an experiment, and
+:func:`start_from` starts a pre-training from them.
 """
 
 from __future__ import annotations
@@ -26,16 +26,8 @@ from afire.weights.architecture import TIMM, is_timm_name
 from afire.weights.bundle import DETECTOR_SETTINGS, is_bundle, open_bundle
 from afire.weights.files import fill_encoder
 from afire.weights.hub import bundle_name, is_hub_name, local_path
-from afire.weights.kinds import (
-    RANDOM,
-    BundleWeights,
-    DetectorWeights,
-    FileWeights,
-    RandomWeights,
-    RunWeights,
-    TimmWeights,
-    Weights,
-)
+from afire.weights.kinds import RANDOM, FileWeights, RandomWeights, TimmWeights, Weights
+from afire.weights.own import BundleWeights, DetectorWeights, RunWeights
 
 logger = logging.getLogger("afire")
 _OLDER_MODEL = "pytorch_model.bin"  # of transformers

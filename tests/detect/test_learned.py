@@ -32,9 +32,9 @@ from afire.export.write import export_bundle
 from afire.files import read_json
 from afire.nn.vit import Normalise
 from afire.settings import load_config
-from afire.training import run_folder
 from afire.weights import open_weights
 from afire.weights.files import write_tensors
+from tests.detect.conftest import killed_after_a_checkpoint
 
 SIZE, FIT, TEST = 32, 96, 24
 # The settings below were tuned on phantoms of seed 5, those on a trunk on 5 to 8: others have to show that they work.
@@ -211,22 +211,8 @@ def test_what_was_killed_is_resumed_to_the_same_scores(method: str, phantoms: Pa
     short = ["train.epochs=3", *(["taught.films=32"] if method == "taught" else [])]  # drawn anew by each of the fits
     whole = fit_detector(task_of(method, phantoms, tmp_path / "whole", *short))
 
-    class Killed(BaseException):
-        """As a kill between two checkpoints."""
-
-    saved: list[Path] = []
-    save = run_folder.save_checkpoint
-
-    def save_one_and_die(*arguments: object, **named: object) -> Path:
-        if saved:
-            raise Killed
-        saved.append(save(*arguments, **named))  # type: ignore[arg-type]
-        return saved[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_folder, "save_checkpoint", save_one_and_die)
-        with pytest.raises(Killed):
-            fit_detector(task_of(method, phantoms, tmp_path / "resumed", *short))
+    with killed_after_a_checkpoint():
+        fit_detector(task_of(method, phantoms, tmp_path / "resumed", *short))
     assert not (tmp_path / "resumed" / SETTINGS).exists()
     resumed = fit_detector(task_of(method, phantoms, tmp_path / "resumed", *short, resume=True))
     images = phantoms.batch(range(FIT, FIT + 4))

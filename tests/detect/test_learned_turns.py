@@ -18,7 +18,8 @@ from afire.detect.fit import detect_settings
 from afire.detect.learned import LearnedDetector
 from afire.methods.base import Keys, Learner, train_only
 from afire.settings import load_config
-from afire.training.pretrain import Pretraining, pretrain
+from afire.training.pretrain import pretrain
+from afire.training.pretraining import Pretraining
 from tests import commands
 from tests.detect.test_learned import QUICK, SIZE, task_of
 

@@ -87,7 +87,7 @@ def films_in() -> Iterator[tuple[int, list[bytes]]]:
     ae.maximum_pdu_size = 4096
     ae.add_supported_context(ComputedRadiographyImageStorage, [ExplicitVRLittleEndian])
     handlers = [
-        (evt.EVT_CONN_OPEN, reactor.wait_for_news),
+        (evt.EVT_CONN_OPEN, reactor.wait_for_news, [lambda *_: None]),
         (evt.EVT_CONN_CLOSE, reactor.let_go),
         (evt.EVT_C_STORE, store_film),
     ]

@@ -207,7 +207,7 @@ def test_descriptors_of_any_number(high: tuple[socket.socket, socket.socket]) ->
     one, other = high
     events: Queue[str] = Queue()
     upper = SimpleNamespace(event_queue=events, state_machine=SimpleNamespace(current_state="Sta2"))
-    waiting = reactor._WaitingSocket(SimpleNamespace(dul=upper), client_socket=one)
+    waiting = reactor._WaitingSocket(SimpleNamespace(dul=upper), one, lambda _: None)
     assert events.get() == "Evt5" and not waiting.ready
     other.sendall(b"!")
     assert waiting.ready and events.empty()

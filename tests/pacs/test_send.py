@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 
 pytest.importorskip("dicomweb_client")
 
+from afire.pacs import send
 from afire.pacs.connections import Credentials, parse_destination
 from afire.pacs.journal import Journal
 from afire.pacs.send import Answer, Courier, DimseSender, Outcome, WebSender, _answer_to, open_sender
@@ -29,25 +32,49 @@ class Web:
         self.words: bytes | None = None  # instead of the body
         self.kind = "application/dicom+json"  # of it; none is not stated
         self.refuses = b""  # requests that hold this
+        self.leads_to = ""  # the address of a redirection
+        self.pace = 0.0  # seconds between two pieces that are read
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
-                outer.requests.append((self.path, self.headers.get("Authorization"), self.rfile.read(length)))
+                outer.requests.append((self.path, self.headers.get("Authorization"), self._read(length)))
                 refused = outer.refuses and outer.refuses in outer.requests[-1][2]
                 body = json.dumps(outer.body).encode() if outer.words is None else outer.words
                 self.send_response(409 if refused else outer.status)
+                if outer.leads_to:
+                    self.send_header("Location", outer.leads_to)
                 if outer.kind:
                     self.send_header("Content-Type", outer.kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
+            def do_GET(self) -> None:
+                outer.status, outer.leads_to = 200, ""
+                self.headers["Content-Length"] = "0"
+                self.do_POST()
+
+            def _read(self, length: int) -> bytes:
+                pieces = []
+                while length:
+                    pieces.append(self.rfile.read(min(length, 1 << 18)))
+                    length -= len(pieces[-1])
+                    time.sleep(outer.pace)
+                return b"".join(pieces)
+
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer((LOOPBACK, 0), Handler)
+        class Narrow(ThreadingHTTPServer):
+            """What has not been read waits with the sender."""
+
+            def server_bind(self) -> None:
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+                super().server_bind()
+
+        self._server = Narrow((LOOPBACK, 0), Handler)
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self.url = f"{'http' if tls is None else 'https'}://{LOOPBACK}:{self._server.server_address[1]}/dicom-web"
@@ -118,6 +145,40 @@ def test_objects_of_several_films_go_together_and_a_refusal_is_that_of_one(web: 
     assert len(web.requests) == 2 + 1 + 3, "each once more, alone"
 
 
+@pytest.mark.parametrize("status", [302, 307, 308])
+def test_a_redirection_stores_nothing(web: Web, tmp_path: Path, status: int) -> None:
+    """A POST that is redirected may become a GET; and where it leads nobody has allowed."""
+    web.status, web.leads_to = status, "/login"
+    assert WebSender(web.url, Credentials()).send([film(tmp_path / "film.dcm")]) == [
+        Answer(Outcome.LATER, "TooManyRedirects")
+    ]
+    assert [path for path, _, _ in web.requests] == ["/dicom-web/studies"]
+
+
+def test_a_slow_line_is_no_dead_line(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time-out is of a piece: all of a request may take longer."""
+    monkeypatch.setattr(send, "_TIMEOUT", 0.8)
+    web.pace = 0.03
+    big, begun = film(tmp_path / "film.dcm", PixelData=bytes(24 << 20)), time.monotonic()
+    assert WebSender(web.url, Credentials()).send([big]) == [Answer(Outcome.STORED)]
+    assert time.monotonic() - begun > 2 * 0.8 and len(web.requests) == 1
+    assert web.requests[0][2].count(big.read_bytes()) == 1, "whole, and not in chunks"
+
+
+def test_a_receiver_that_goes_away_among_refusals_is_not_asked_for_each(web: Web, tmp_path: Path) -> None:
+    paths = [film(tmp_path / f"{number}.dcm", number=number) for number in range(4)]
+    sender, store, answers = WebSender(web.url, Credentials()), WebSender._store, ["refused", "stored", "later"]
+
+    def answered(self: WebSender, paths: Sequence[Path]) -> Answer:
+        store(self, paths)
+        return Answer(Outcome(answers[len(web.requests) - 1]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WebSender, "_store", answered)
+        outcomes = [answer.outcome.value for answer in sender.send(paths)]
+    assert outcomes == ["stored", "later", "later", "later"] and len(web.requests) == 3
+
+
 def test_nobody_there(tmp_path: Path, web: Web, pacs: Pacs) -> None:
     web.close()
     pacs.stop()
@@ -130,7 +191,8 @@ def test_nobody_there(tmp_path: Path, web: Web, pacs: Pacs) -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [(0, "stored"), (0xB000, "stored"), (0xB007, "stored"), (0x0111, "stored"), (0xA700, "later"), (0xA7FF, "later"),
-     (0x0110, "later"), (0x0124, "later"), (0xA900, "refused"), (0xC000, "refused"), (0x0122, "refused")],
+     (0x0110, "later"), (0x0124, "later"), (0x0213, "later"), (0xA900, "refused"), (0xC000, "refused"),
+     (0x0122, "refused")],
 )  # fmt: skip
 def test_statuses(status: int, outcome: str) -> None:
     assert _answer_to(status).outcome.value == outcome
@@ -206,4 +268,74 @@ def test_the_courier_keeps_going(tmp_path: Path) -> None:
     stop.set()
     thread.join()
     assert sorted(receiver.sent) == [b"bad", b"fine", b"good"] and spool.counts()["failed"] == 1
-    assert (tmp_path / "audit.jsonl").read_text().count('"not sent"') == 9, "three times, of three films"
+    log = (tmp_path / "audit.jsonl").read_text()
+    assert log.count('"not sent"') == 3 + 1 + 1, "of three films, then twice of one, until the receiver is back"
+
+
+def commit(spool: Spool, *data: bytes) -> list[FilmName]:
+    names = [FilmName(f"{number:04x}", "11") for number in range(len(data))]
+    for name, results in zip(names, data, strict=True):
+        spool.receive(name, b"film")
+        spool.commit({name: {"sr": results}})
+    return names
+
+
+class Poisoned:
+    """A receiver that one object makes fail each time: an answer to try later, or an error of ours."""
+
+    def __init__(self, sends_together: bool, raises: bool) -> None:
+        self.sends_together, self.raises, self.sent = sends_together, raises, []  # type: ignore[var-annotated]
+
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        contents = [path.read_bytes() for path in paths]
+        if b"bad" in contents:
+            if self.raises:
+                raise OSError(5, "Input/output error")
+            return [Answer(Outcome.LATER, "HTTP 500")] * len(paths)
+        self.sent += contents
+        return [Answer(Outcome.STORED)] * len(paths)
+
+    def rest(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("sends_together", [True, False])
+@pytest.mark.parametrize("raises", [True, False])
+def test_one_that_fails_each_time_holds_up_no_other(tmp_path: Path, sends_together: bool, raises: bool) -> None:
+    spool, receiver, stop = Spool(tmp_path, "aa"), Poisoned(sends_together, raises), threading.Event()
+    commit(spool, b"bad", b"one", b"two", b"three")
+    courier = Courier(spool, receiver, Journal(tmp_path / "audit.jsonl"), first_wait=0.001)
+    thread = threading.Thread(target=courier.run, args=(stop,))
+    thread.start()
+    try:
+        wait_for(lambda: len(receiver.sent) == 3, seconds=5)
+    finally:
+        stop.set()
+        thread.join()
+    assert sorted(receiver.sent) == [b"one", b"three", b"two"] and spool.counts()["outgoing"] == 1
+
+
+class RefusesThenFails:
+    """Refuses the first object; at the next the disk fails us."""
+
+    sends_together = False
+
+    def send(self, paths: Sequence[Path]) -> list[Answer]:
+        if paths[0].read_bytes() == b"bad":
+            return [Answer(Outcome.REFUSED, "status 0xC000")]
+        raise OSError(28, "No space left on device")
+
+    def rest(self) -> None:
+        pass
+
+
+def test_what_was_refused_stays_among_the_failed_though_the_next_one_fails(tmp_path: Path) -> None:
+    """It was taken for delivered, because nothing of it was left to send: recorded, and removed."""
+    spool = Spool(tmp_path, "aa")
+    bad, _ = commit(spool, b"bad", b"good")
+    courier = Courier(spool, RefusesThenFails(), Journal(tmp_path / "audit.jsonl"))
+    for _ in range(4):
+        spool.send_later(courier._try(spool.next_results(8, 0)))
+    assert spool.counts()["failed"] == 1 and spool.counts()["outgoing"] == 1
+    [kept] = (tmp_path / "failed").glob(f"{bad}*/sr.dcm")
+    assert kept.read_bytes() == b"bad" and not list((tmp_path / "done").glob("*/*.json"))

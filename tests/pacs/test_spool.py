@@ -310,3 +310,17 @@ def test_who_waited_for_a_sync_that_failed_syncs_again(tmp_path: Path, monkeypat
     for thread in threads:
         thread.join(20)
     assert sorted(answers) == ["full", "safe", "safe"]
+
+
+def test_results_that_wait_to_be_sent_are_queued_once(tmp_path: Path) -> None:
+    """They had failed and were put back, while their film had come again and was not scored yet: two couriers would
+    take them at the same time, and one tidy up after the other."""
+    spool = Spool(tmp_path, "aa")
+    name = FilmName("0001", "11")
+    spool.receive(name, b"film")
+    spool.commit({name: {"sr": b"results"}})
+    [result] = spool.next_results(8, 0)
+    spool.fail_result(result, "refused")
+    assert spool.receive(name, b"film") is Receipt.NEW and spool.retry_failed() == 1
+    spool.commit({name: {"sr": b"results"}})
+    assert spool.next_results(8, 0) == [result] and spool.counts()["scored"] == 0

@@ -14,6 +14,7 @@ from afire.detect import DETECTORS
 from afire.errors import UserError
 from afire.files import read_json
 from afire.report.detect_bench import bench_page, messages, write_bench
+from afire.settings import load_config
 from afire.studies.detect_bench import (
     Bench,
     BenchSet,
@@ -30,6 +31,8 @@ from afire.studies.detect_bench import (
 )
 from afire.studies.detect_bench_table import collect
 from afire.studies.recorded import StepFile
+from afire.weights import open_weights
+from afire.weights.files import write_tensors
 from tests import commands
 from tests.tasks.conftest import draw_films
 
@@ -89,6 +92,31 @@ def test_the_budget_is_counted_and_equal(packs: dict[str, Path], tmp_path: Path)
     assert twice.epochs == pytest.approx(2 * (fits["aeu"].epochs or 0), abs=1)
     published = plan_fit(replace(small, length="published"), films, "aeu")
     assert published.epochs == DETECTORS["aeu"].published_epochs
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [("aeu", "train.epochs=3"), ("aeu", "train.minutes=3"), ("afire", "training.film_views_min=3")],
+)
+def test_a_bench_says_itself_how_long_a_method_trains(
+    packs: dict[str, Path], tmp_path: Path, method: str, setting: str
+) -> None:
+    films = open_set(str(packs["listed"]), tmp_path)
+    bench = Bench(tmp_path, [films], [method], [0], preset="tiny", settings={method: [setting]})
+    with pytest.raises(UserError, match=f"--with {method}.{setting}: a bench says itself"):
+        plan_fit(bench, films, method)
+
+
+def test_weights_without_settings_train_as_in_a_pre_training(packs: dict[str, Path], tmp_path: Path) -> None:
+    """As a fit does; those of a run are adapted."""
+    films = open_set(str(packs["listed"]), tmp_path)
+    config = load_config("tiny", overrides=["image.size=32", "encoder.patch_size=8"])
+    write_tensors(tmp_path / "vit.safetensors", open_weights("random", config, seed=0).trunk.state_dict())
+    bench = Bench(tmp_path, [films], ["afire"], [0], tera_flops=0.05, weights=str(tmp_path / "vit.safetensors"))
+    fit = plan_fit(bench, films, "afire")
+    assert fit.setting == "training.epochs"
+    [_, step, *_] = plan_steps(bench, {("listed", "afire"): fit})
+    assert f"--set training.epochs={fit.epochs}" in step.command
 
 
 def test_rows_come_seed_by_seed_and_evaluations_last(tmp_path: Path) -> None:

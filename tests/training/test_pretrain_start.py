@@ -16,7 +16,8 @@ from afire.errors import UserError
 from afire.methods import METHODS, make_method
 from afire.nn.vit import VisionTransformer, initialise
 from afire.training.engine import make_optimizer
-from afire.training.pretrain import Start, pretrain
+from afire.training.pretrain import pretrain
+from afire.training.pretraining import Start
 from afire.weights import start_from
 
 MakeConfig = Callable[..., Config]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.settings import changed, load_config
-from afire.training.batches import Speed, as_begun, budget_message, enough_epochs, in_epochs, lasting
+from afire.training.budget import Speed, as_begun, budget_message, enough_epochs, in_epochs, lasting
 from afire.training.engine import Schedules
-from afire.training.pretrain import EpochView, pretrain
+from afire.training.pretrain import pretrain
+from afire.training.pretraining import EpochView
 from afire.training.run_folder import RunFolder, newest_checkpoint
 from tests.training.conftest import SMALLEST
 
@@ -79,6 +81,8 @@ def test_minutes_become_epochs() -> None:
     config = load_config("small", overrides=["training.minutes=10", "run.picture_epochs=0", "run.checkpoint_epochs=0"])
     assert Speed(step=0.5, epoch_end=1.0).epochs(config, 18) == 60
     assert Speed(step=600.0).epochs(config, 18) == 1
+    assert Speed(step=0.5, epoch_end=1.0, first=60.0).epochs(config, 18) == 54, "a tenth is spent before the first step"
+    assert Speed(step=0.5, first=6000.0).epochs(config, 18) == 1
     by_default = load_config("small", overrides=["training.minutes=10"])  # 20 checkpoints and 4 times pictures
     assert Speed(0.5, 1.0, checkpoint=2.0, observers=5.0).epochs(by_default, 18) == 54
     every = load_config("small", overrides=["training.minutes=10", "run.picture_epochs=2", "run.checkpoint_epochs=1"])
@@ -193,8 +197,10 @@ def test_the_speed_of_a_trial(tmp_path: Path, films: PackedFilms) -> None:
         assert view.out != tmp_path / "run"
 
     config = budgeted("training.minutes=0.001")
-    speed = pretraining._measured(config, pretraining.method_type("afire"), films, tmp_path, ROWS, "cpu", [watch])
+    kind, begun = pretraining.method_type("afire"), time.perf_counter()
+    speed = pretraining._measured(config, kind, films, tmp_path, ROWS, None, "cpu", [watch])
     assert speed.step > 0 and speed.epoch_end > 0 and speed.checkpoint > 0 and seen == [1, 0]
+    assert 0 < speed.first < time.perf_counter() - begun
     assert [path.name for path in tmp_path.iterdir()] == ["data"]  # nothing is kept
 
 
@@ -203,5 +209,18 @@ def test_a_message_only_where_something_was_derived() -> None:
     assert budget_message(config, config, 8, None, 2) == ""
     said = budget_message(budgeted("training.minutes=3"), lasting(config, 7), 8, Speed(0.25, 0.5), 2)
     long = budget_message(budgeted("training.minutes=0.01"), lasting(config, 1), 8, Speed(0.25, 0.5), 2)
+    late = budget_message(budgeted("training.minutes=3"), lasting(config, 7), 8, Speed(0.25, 0.5, first=20.0), 2)
+    assert "; 20 s pass before the first step" in late and "before the first step" not in said
     assert "1 epoch in place of 2, 2 steps; an epoch alone takes 0.0167 minutes" in long
     assert said.startswith("3 minutes at 0.25 s a step of 4 films and 0.5 s at the end of an epoch: 7 epochs in place")
+
+
+def test_minutes_of_a_run_that_keeps_blocks_as_given(
+    tmp_path: Path, films: PackedFilms, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trial starts from the same weights, or it would be refused."""
+    given: list[object] = []
+    config = budgeted("training.minutes=0.001", "training.frozen_blocks=1")
+    with caplog.at_level(logging.INFO, "afire"):
+        result = pretrain(config, films, tmp_path / "run", ROWS, start=given.append)
+    assert result.status == "finished" and len(given) == 2 and "0.001 minutes at" in caplog.text
