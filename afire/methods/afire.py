@@ -19,12 +19,26 @@ from afire.errors import UserError
 from afire.lesions import synthesize_keyed, token_labels
 from afire.lesions.augment import AugmentSettings, augmented
 from afire.lesions.frames import chest_places
-from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progress, Views, cosine, depth_draws
+from afire.lesions.pastes import Donors
+from afire.methods.base import (
+    ALL,
+    Keys,
+    Losses,
+    Method,
+    Outputs,
+    Panel,
+    Progress,
+    ReadFilms,
+    Views,
+    cosine,
+    depth_draws,
+)
+from afire.methods.donors import read_donors
 from afire.methods.equations import (
     Contrast,
+    PrototypeBank,
     category_loss,
     lesion_loss,
-    moved_prototypes,
     place_mean,
     position_mean,
     restoration_loss,
@@ -66,43 +80,6 @@ class Branch(nn.Module):
         return with_class_token[:, 1:].contiguous()  # once, instead of inside each layer that reads them
 
 
-class PrototypeBank(nn.Module):
-    """One vector for each place: the running mean of the teacher's assignments there on normal films.
-
-    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation. With
-    ``own_places``, which are not in every film, it remembers which of them have been ``met``; one that has not is
-    uniform.
-    """
-
-    prototypes: Tensor
-    steps: Tensor
-    met: Tensor
-
-    def __init__(self, positions: int, clusters: int, momentum: float, own_places: bool = False) -> None:
-        super().__init__()
-        self.momentum = momentum
-        self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        if own_places:
-            self.register_buffer("met", torch.zeros(positions, dtype=torch.bool))
-
-    def moved(self, mean: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The prototypes (L, K) that this step's ``mean`` (L, K) leads to; nothing is stored yet.
-
-        ``tokens`` (L,) is how many tokens a place has for each film, where places are not the positions.
-        """
-        first = self.steps == 0 if tokens is None else ~self.met
-        return moved_prototypes(self.prototypes, mean, self.momentum, first, tokens)
-
-    @torch.no_grad()
-    def store(self, prototypes: Tensor, tokens: Tensor | None = None) -> None:
-        """Store what :meth:`moved` returned."""
-        self.prototypes.copy_(prototypes)
-        self.steps += 1
-        if tokens is not None:
-            self.met |= tokens > 0
-
-
 class AFiRe(Method):
     """The whole method. ``losses = model.losses(model(views))``, then ``losses.total.backward()``.
 
@@ -131,6 +108,7 @@ class AFiRe(Method):
         )
         self.lesion_classifier = nn.Linear(encoder.width, 1) if losses.lesion else None
         self.bank = self._make_bank(positions)
+        self.donors: Donors | None = None  # no buffers: see read_donors
         self._initialise(generator or torch.Generator().manual_seed(config.seed))
         self.teacher = twin(self.student)
 
@@ -161,6 +139,12 @@ class AFiRe(Method):
 
     # A step of training
 
+    def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
+        """Look up the normal films that patches are cut from, if any are pasted."""
+        lesions, size = self.config.lesions, self.config.image.size
+        if lesions.pasted:
+            self.donors = read_donors(rows, lesions.donors, self.config.seed, read, size)
+
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
         """The images, the same with lesions, the lesions' masks, and the draws of stochastic depth, if any."""
@@ -173,6 +157,7 @@ class AFiRe(Method):
             epoch=keys.epoch,
             indices=keys.rows,
             config=config.lesions,
+            donors=self.donors,
             check_values=config.run.check_images,
         )
         views = {"images": images, "lesioned": lesioned, "mask": mask}
@@ -313,6 +298,15 @@ class AFiRe(Method):
             )
         if mask.shape != (len(lesioned), 1, size, size):
             raise UserError(f"mask {tuple(mask.shape)} should be {(len(lesioned), 1, size, size)}.")
+
+    def flops(self) -> float:
+        """As for any learner, without patches: which views get some is drawn, and networks see nothing of that."""
+        config = self.config
+        self.config = config.model_copy(update={"lesions": config.lesions.model_copy(update={"pasted": 0.0})})
+        try:
+            return super().flops()
+        finally:
+            self.config = config
 
     def schedule(self, progress: Progress) -> Mapping[str, float]:
         """The teacher's momentum (lambda) rises to 1 on a cosine, its temperature (tau_t) linearly to its end."""

@@ -176,12 +176,14 @@ class PhantomTaught(Method):
         return 0 if options.afire else options.films
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
-        """Draw the bank: the same on every process, and after a resume."""
+        """Draw the bank, the same on every process and after a resume, and begin what AFiRe needs."""
         options, image = self.options, self.config.image
         workers = max(1, usable_cores() // distributed.world_size())
         seed = _TEACHING + self.config.seed
         self._bank = PhantomBank.draw(seed, options.films, image.size, self.cell, workers, options.normal_share)
         self._rows = rows
+        if self.afire is not None:
+            self.afire.begin_run(rows, read)
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:

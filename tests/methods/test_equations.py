@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from afire.methods import equations as losses_module
-from afire.methods.afire import PrototypeBank
-from afire.methods.equations import Contrast, lesion_loss, position_mean, sinkhorn, surprise
+from afire.methods.equations import Contrast, PrototypeBank, lesion_loss, position_mean, sinkhorn, surprise
 from afire.methods.equations import category_loss as category_of
 from afire.methods.equations import restoration_loss as restoration_of
 from afire.methods.equations import structure_loss as structure_of
