@@ -200,6 +200,9 @@ class LossConfig(Section):
     category: float = Field(1.0, ge=0, description="weight of category consistency")
     restoration: float = Field(1.0, ge=0, description="weight of restoration")
     lesion: float = Field(0.0, ge=0, description="weight of the token lesion classifier (ours, not in the paper)")
+    lesion_finer: int = Field(
+        1, ge=1, le=64, description="cells along a token's side that the lesion classifier tells apart; 1 = the token"
+    )
     temperature: float = Field(1.0, gt=0, description="tau in f = exp(-H/tau)")
     similarity: Literal["corrected", "literal"] = Field(
         "corrected", description="corrected: exp(-H/tau); literal: exp(+H/tau) as printed, for study"

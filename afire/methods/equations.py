@@ -349,13 +349,6 @@ def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, *, abno
         return (errors.mean(dim=-1) * weights).mean()
 
 
-def lesion_loss(logits: Tensor, abnormal: Tensor) -> Tensor:
-    """Binary cross-entropy of the token lesion classifier: ``logits`` and ``abnormal`` (B, L). Not in the paper."""
-    with full_precision(logits):
-        logits = at_least_float32(logits)
-        return F.binary_cross_entropy_with_logits(logits, abnormal.to(logits.dtype))
-
-
 def surprise(log_q: Tensor, prototypes: Tensor, place: Tensor | None = None) -> Tensor:
     """H(q_ij, c_j): how far each token (B, L, K) is from the prototype (L, K) of its place (B, L) -> (B, L)."""
     with full_precision(log_q):
