@@ -73,9 +73,11 @@ def test_tokens_and_cells_are_joined_in_the_heatmap() -> None:
 
 def test_a_fit_saves_loads_and_becomes_a_graph(films: PackedFilms, tmp_path: Path) -> None:
     folder = tmp_path / "detector"
-    fit_smallest(films, folder, 0, "adapt.lesion_finer=2", "score=lesion + gaussian")
+    settings = ("adapt.lesion_finer=2", "adapt.lesions.pasted=0.5", "adapt.lesions.opacities=0.2")
+    fit_smallest(films, folder, 0, *settings, "score=lesion + gaussian")
     detector = load_detector(folder)
     assert detector.grid == (8, 8) and detector.config.losses.lesion_finer == 2
+    assert detector.config.lesions.pasted == 0.5 and not any("donor" in name for name in detector.state_dict())
     images = films.batch([0, 1, 2])
     first, second = detector.score(images), load_detector(folder).score(images)
     assert first.heat.shape == (3, 8, 8) and np.array_equal(first.heat, second.heat)
