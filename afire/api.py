@@ -112,6 +112,14 @@ class Model:
             raise UserError(f"{self.name} holds a detector and its encoder, and no decoder; it restores nothing.")
         return self._each(images, lambda batch: method.picture(method.restore(batch), batch))
 
+    def lesion_maps(self, images: Images) -> Tensor:
+        """Images -> how likely each cell is to be part of a lesion, (B, 1, G, G) in [0, 1]."""
+        self._check_encoder()
+        method = self.method
+        if method is None:
+            raise UserError(f"{self.name} holds a detector and its encoder, and no lesion classifier.")
+        return self._each(images, method.lesion_maps)
+
     def detect(self, images: Images) -> Detection:
         """Images at the model's size S -> scores, p-values, alarms and heatmaps, by the detector inside."""
         if self.detector is None:

@@ -67,7 +67,26 @@ class LesionConfig(Section):
     haze: float = Field(
         0.0, ge=0, le=1, description="share of lesions that are smooth haze (film blended to its bright level)"
     )
+    patchy: float = Field(
+        0.0, ge=0, le=1, description="how far gaps between clouds, coarse to fine, thin lesions out and dent their edge"
+    )
     paste_size: float = Field(64, gt=0, description="side of the pasted patch (anatpaste only: one lesion, one size)")
+    opacities: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the views whose lesions are opacities: patchy haze in the lungs that fades to nothing",
+    )
+    pasted: float = Field(
+        0.0, ge=0, le=1, description="share of the views that get patches of other normal films, without a seam"
+    )
+    pasted_too: bool = Field(False, description="on: views with patches get lesions as well; off: in their place")
+    patches: int = Field(3, ge=1, le=16, description="most patches in a view; one for sure, each further one by a coin")
+    blend: Literal["mixed", "poisson", "either"] = Field(
+        "either",
+        description="poisson: a patch keeps its own steps; mixed: the larger step of film and patch; either: by a coin",
+    )
+    donors: int = Field(128, ge=0, description="films of the run that patches are cut from; 0 = each film is its own")
     views: int = Field(1, ge=1, le=64, description="lesioned versions of each film in a step (the paper's N)")
 
     @model_validator(mode="after")
@@ -75,6 +94,8 @@ class LesionConfig(Section):
         for low, high in (("count_min", "count_max"), ("size_min", "size_max"), ("amplitude_min", "amplitude_max")):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} {getattr(self, low)} is larger than {high} {getattr(self, high)}")
+        if self.opacities + self.pasted > 1:
+            raise ValueError(f"opacities {self.opacities} and pasted {self.pasted} are more than all views together")
         return self
 
 
@@ -179,6 +200,9 @@ class LossConfig(Section):
     category: float = Field(1.0, ge=0, description="weight of category consistency")
     restoration: float = Field(1.0, ge=0, description="weight of restoration")
     lesion: float = Field(0.0, ge=0, description="weight of the token lesion classifier (ours, not in the paper)")
+    lesion_finer: int = Field(
+        1, ge=1, le=64, description="cells along a token's side that the lesion classifier tells apart; 1 = the token"
+    )
     temperature: float = Field(1.0, gt=0, description="tau in f = exp(-H/tau)")
     similarity: Literal["corrected", "literal"] = Field(
         "corrected", description="corrected: exp(-H/tau); literal: exp(+H/tau) as printed, for study"

@@ -3,7 +3,8 @@
     python benchmarks/lesions.py --json lesions.json
 
 Also their share of a training step: ViT-tiny/16 (192 wide, 12 deep, 3 heads), forward, backward, AdamW and teacher.
-Every implementation draws the same lesions; the largest difference is printed with its time.
+Every implementation draws the same lesions; the largest difference is printed with its time. What views of the other
+sorts take, opacities and patches of 64 donors, is printed beside it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from afire.config import Config, LesionConfig
+from afire.lesions.pastes import Donors
 from afire.lesions.places import Draw, PixelPicker, keyed, otsu_threshold
 from afire.lesions.synthesis import plan, synthesize_keyed, window_size
 from afire.methods.afire import AFiRe
@@ -89,6 +92,17 @@ def by_whole_film(films: Tensor) -> Tensor:
     return (films + mask.clamp(0, 1)).clamp(0, 1)
 
 
+def of_other_sorts(films: Tensor) -> dict[str, Callable[[], object]]:
+    """Drawing views that are all opacities, or all patches."""
+    donors = Donors.of(draw_films(64, films.shape[-1]))
+
+    def draw(config: LesionConfig) -> Tensor:
+        return synthesize_keyed(films, seed=0, epoch=0, indices=range(len(films)), config=config, donors=donors)[0]
+
+    sorts = {"opacities": LesionConfig(opacities=1.0), "patches": LesionConfig(pasted=1.0)}
+    return {name: partial(draw, config) for name, config in sorts.items()}
+
+
 def cpu_seconds(function: Callable[[], object]) -> float:
     """What one thread spent, whatever else the machine was doing."""
     start = time.process_time()
@@ -139,10 +153,17 @@ def run(batch: int, size: int, rounds: int, loop_films: int, with_step: bool) ->
     times = {name: [cpu_seconds(function) for _ in range(rounds)] for name, function in functions.items()}
     per_film = {name: min(taken) / batch for name, taken in times.items()}  # the least disturbed round
     per_film["pixel loop"] *= batch / len(few)
+    others = {
+        name: min(cpu_seconds(function) for _ in range(rounds)) / batch
+        for name, function in of_other_sorts(films).items()
+    }
     torch.set_num_threads(threads)
     result: dict[str, Any] = {"machine": machine(), "batch": batch, "size": size}
     for name, value in per_film.items():
         result[f"{name}: CPU ms per film"] = round(1000 * value, 3)
+    for name, value in others.items():
+        result[f"views of {name}: CPU ms per film"] = round(1000 * value, 3)
+        result[f"views of {name}: times as long as the paper's lesions"] = round(value / per_film["ours"], 1)
     for name in differences:
         result[f"times faster than {name}"] = round(per_film[name] / per_film["ours"], 1)
         result[f"largest difference from {name}"] = differences[name]

@@ -148,13 +148,15 @@ def preview(
 ) -> None:
     """Draw a contact sheet: normal film, lesion mask, lesioned film, abnormal tokens.
 
-    Films marked normal are preferred, as in pre-training. Try other lesions with --set:
+    Films marked normal are preferred, as in pre-training. Patches are cut from the films shown. Try other lesions with
+    --set:
 
     Example: [cyan]afire lesions preview --data FILMS --out sheet.png --set lesions.haze=0.5[/cyan]
     """
     from afire.cli.settings import model_config
     from afire.data.pack import config_for, open_films
     from afire.errors import UserError
+    from afire.lesions.pastes import Donors
     from afire.lesions.synthesis import synthesize_keyed, token_labels
     from afire.report.sheets import check_name, lesion_sheet, save_sheet
 
@@ -170,7 +172,8 @@ def preview(
         )
     rows, images = _read(films, _in_random_order(films.manifest, seed), count)
     lesions = settings.lesions.model_copy(update={"views": 1})
-    lesioned, masks = synthesize_keyed(images, seed=seed, epoch=0, indices=rows, config=lesions)
+    donors = Donors.of(images) if lesions.donors else None  # of a training: films of its own
+    lesioned, masks = synthesize_keyed(images, seed=seed, epoch=0, indices=rows, config=lesions, donors=donors)
     abnormal = token_labels(masks, patch_size)
     names = [str(name) for name in films.manifest.table["image"].iloc[rows]]
     title = f"{_describe(lesions)}   |   {films.size} px, patch {patch_size}, seed {seed}"

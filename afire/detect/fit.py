@@ -172,11 +172,12 @@ def _read_once(films: Films, rows: Rows) -> None:
 
 def for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
     """The same with the lesions and the classifier of detection, if the method has any, and a run that keeps little."""
+    finer = settings.adapt.lesion_finer or config.losses.lesion_finer
     changes = {
         "seed": settings.seed,
         "run": config.run.model_copy(update={"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1}),
         "lesions": settings.adapt.lesions,
-        "losses": config.losses.model_copy(update={"lesion": settings.adapt.lesion, **losses}),
+        "losses": config.losses.model_copy(update={"lesion": settings.adapt.lesion, "lesion_finer": finer, **losses}),
     }
     names = ("seed", "run", *method_type(config.method).sections)
     return config.model_copy(update={name: value for name, value in changes.items() if name in names})
@@ -190,8 +191,13 @@ def _start(task: FitTask) -> Start | None:
 
 
 def _take_over(weights: Mapping[str, Tensor], method: Method) -> None:
-    """Take the weights of the run; a lesion classifier that it does not have starts from random weights."""
-    method.load_state_dict({name: weights.get(name, tensor) for name, tensor in method.state_dict().items()})
+    """Take the weights of the run; a lesion classifier that it does not have, or has for other cells, starts from
+    random weights."""
+    state = {name: weights.get(name, tensor) for name, tensor in method.state_dict().items()}
+    for name, tensor in method.state_dict().items():
+        if name.startswith("lesion_classifier.") and state[name].shape != tensor.shape:
+            state[name] = tensor
+    method.load_state_dict(state)
 
 
 FEWEST = {"fit": 8, "choose": 4, "calibrate": 4}

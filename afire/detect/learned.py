@@ -28,8 +28,7 @@ from afire.detect.base import AnomalyDetector, Begin, FitTask, Look, NormalFilms
 from afire.detect.fit import batch_of, train_networks
 from afire.detect.normals import Standard
 from afire.errors import UserError
-from afire.lesions.pastes import Donors, donor_rows
-from afire.methods.base import AllFilms, Keys, Learner, ReadFilms, Views
+from afire.methods.base import AllFilms, Keys, Learner, Views
 from afire.nn.conv import shrunk
 from afire.nn.vit import Grid, Normalise, VisionTransformer, at_least_float32, grid_of, initialise
 from afire.tasks.settings import DetectorConfig
@@ -39,8 +38,6 @@ from afire.weights import RANDOM, Weights, open_weights, pick_device
 _LEAST_SD, _NOTHING = 0.01, 1e-12  # of a token's numbers, as a share of the usual one; and of all
 CELL = 8  # pixels of a film in one place of the heatmap, along each side
 _STANDARD_FILMS = 2048  # that settle what is usual at a place
-
-_READ = 64  # films at a time
 
 logger = logging.getLogger("afire")
 
@@ -344,13 +341,6 @@ def check_halvings(config: Config, side: int, times: int, method: str) -> int:
             f"of {2**times}, or another {method}.side."
         )
     return pixels
-
-
-def read_donors(rows: Tensor, count: int, seed: int, read: ReadFilms, side: int) -> Donors | None:
-    """At most ``count`` films of ``rows`` to cut patches from, as the networks see them; None without any."""
-    indices = donor_rows(rows, count, seed)
-    films = [shrunk(read(batch)[:, :1], side) for batch in torch.split(indices, _READ)] if len(indices) else []
-    return Donors.of(torch.cat(films)) if films else None
 
 
 def restored_films(drawing: Tensor, images: Tensor) -> Tensor:

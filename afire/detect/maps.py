@@ -8,7 +8,7 @@ fixed direction: larger = more abnormal.
 :class:`MapDetector` is what `afire detect fit` makes unless another detector is asked for. It holds the adapted
 networks of any method and a map for everything they can do: Gaussians of tokens; restoration where there is a decoder;
 surprise where there are prototypes; lesions where there is a classifier of them; findings where phantoms taught them. A
-film is scored by the maps that were chosen on drawn lesions.
+film is scored by the maps that were chosen on drawn lesions. The heatmap is as fine as the finest map that there is.
 
 Shapes: B films, N normal films, L positions, D width, P pixels of a patch.
 """
@@ -36,6 +36,7 @@ from afire.methods.afire import AFiRe, Network
 from afire.methods.equations import anomaly_score
 from afire.methods.equations import surprise as surprise_of
 from afire.methods.phantom import PhantomTaught
+from afire.nn.vit import Grid
 from afire.tasks.settings import DetectConfig, DetectorConfig
 from afire.weights import pick_device
 
@@ -86,10 +87,8 @@ class Evidence:
 
     @cached_property
     def lesion(self) -> Tensor:
-        """(B, L): logits of the token lesion classifier."""
-        assert self._afire.lesion_classifier is not None
-        logits: Tensor = self._afire.lesion_classifier(self.student_tokens)
-        return logits.squeeze(-1)
+        """(B, G * G): logits of the lesion classifier, of cells as fine as it tells apart."""
+        return self._afire.lesion_cells(self.student_tokens, self._afire.grid).flatten(1)
 
     @cached_property
     def finding(self) -> Tensor:
@@ -154,7 +153,10 @@ Pass = Callable[[str], Iterable[Evidence]]
 
 
 class PatchMap(Fitted, ABC):
-    """Evidence -> one number for every position (B, L), larger = more abnormal, and its standard on normal films."""
+    """Evidence -> one number for every position (B, L), larger = more abnormal, and its standard on normal films.
+
+    A map may be finer than the tokens, the same along both sides.
+    """
 
     name: ClassVar[str]
 
@@ -254,7 +256,7 @@ class TwoPass(PatchMap):
 
 
 class Lesion(PatchMap):
-    """Logit of the token lesion classifier."""
+    """Logit of the lesion classifier, of a value for every cell of its own."""
 
     name = "lesion"
 
@@ -282,10 +284,22 @@ def possible_maps(model: Method) -> Iterator[PatchMap]:
     yield TokenGaussian()
     if prototypes and model.restores:
         yield TwoPass()
-    if isinstance(model, AFiRe) and model.lesion_classifier is not None:
+    if tells_lesions(model):
         yield Lesion()
     if isinstance(model, PhantomTaught):
         yield Finding()
+
+
+def finest_grid(model: Method) -> Grid:
+    """Rows and columns of the finest of these maps: tokens, unless the lesion classifier tells parts of them apart."""
+    rows, columns = model.grid
+    finer = model.config.losses.lesion_finer if tells_lesions(model) else 1
+    return rows * finer, columns * finer
+
+
+def tells_lesions(model: Method) -> bool:
+    """Whether it has a lesion classifier whose map may be read."""
+    return isinstance(model, AFiRe) and model.lesion_classifier is not None
 
 
 def mean(map_BL: Tensor) -> Tensor:
@@ -351,7 +365,7 @@ class MapDetector(AnomalyDetector):
     model: Method
 
     def __init__(self, model: Method, settings: DetectorConfig | None = None) -> None:
-        super().__init__(settle(model), model.config, model.grid, settings or DetectConfig())
+        super().__init__(settle(model), model.config, finest_grid(model), settings or DetectConfig())
         self.maps = nn.ModuleDict({patch_map.name: patch_map for patch_map in possible_maps(model)})
         self.choice = unchosen(TokenGaussian.name)  # every model has it
 
@@ -398,9 +412,17 @@ class MapDetector(AnomalyDetector):
             raw, standard = ({name: values.cpu() for name, values in maps.items()} for maps in (raw, standard))
         return Look(
             scores=film_scores(raw, standard, score_names),
-            heat=torch.stack([standard[name] for name in map_names]).mean(dim=0),
+            heat=torch.stack([self._on_cells(standard[name]) for name in map_names]).mean(dim=0),
             restored=self._restored(images, evidence) if restore else None,
         )
+
+    def _on_cells(self, map_BN: Tensor) -> Tensor:
+        """A map of tokens, or of cells as it is, for every cell of the heatmap."""
+        (rows, columns), finer = self.model.grid, self.grid[0] // self.model.grid[0]
+        if map_BN.shape[1] != rows * columns or finer == 1:
+            return map_BN
+        tokens = map_BN.view(-1, rows, columns)
+        return tokens.repeat_interleave(finer, dim=1).repeat_interleave(finer, dim=2).flatten(1)
 
     def _restored(self, images: Tensor, evidence: Evidence) -> Tensor | None:
         """The film as the decoder draws it with the most suspicious quarter of its tokens hidden."""

@@ -37,7 +37,6 @@ from afire.detect.learned import (
     TrainConfig,
     by_place,
     check_halvings,
-    read_donors,
 )
 from afire.detect.maps import peak
 from afire.lesions.augment import AugmentSettings, augmented
@@ -46,6 +45,7 @@ from afire.lesions.pastes import Donors, change_labels, naturally_pasted
 from afire.lesions.places import keyed, unit
 from afire.lesions.synthesis import synthesize_keyed
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, ReadFilms, Views
+from afire.methods.donors import read_donors
 from afire.nn import distributed
 from afire.nn.conv import DenseHead, ResidualEncoder, initialise_conv, shrunk, standardised
 from afire.nn.vit import Grid, at_least_float32, full_precision

@@ -38,7 +38,6 @@ from afire.detect.learned import (
     TrainConfig,
     by_place,
     check_halvings,
-    read_donors,
 )
 from afire.detect.maps import peak
 from afire.errors import UserError
@@ -46,7 +45,9 @@ from afire.lesions.augment import augmented
 from afire.lesions.pastes import Donors, change_labels, naturally_pasted
 from afire.lesions.places import keyed, unit
 from afire.methods.base import ALL, Keys, Learner, Losses, Outputs, Progress, ReadFilms, Views
-from afire.methods.phantom import PhantomAugment, dense_loss
+from afire.methods.dense import dense_loss
+from afire.methods.donors import read_donors
+from afire.methods.phantom import PhantomAugment
 from afire.nn import distributed
 from afire.nn.conv import DenseHead, initialise_conv, shrunk, standardised
 from afire.nn.memory import follow, twin

@@ -8,6 +8,14 @@ abnormal = token_labels(mask, patch_size=16)                # bool (B, L), True 
 
 from afire.config import LesionConfig
 from afire.lesions.places import lung_field, otsu_threshold
-from afire.lesions.synthesis import synthesize, synthesize_keyed, token_labels
+from afire.lesions.synthesis import lesion_shares, synthesize, synthesize_keyed, token_labels
 
-__all__ = ["LesionConfig", "lung_field", "otsu_threshold", "synthesize", "synthesize_keyed", "token_labels"]
+__all__ = [
+    "LesionConfig",
+    "lesion_shares",
+    "lung_field",
+    "otsu_threshold",
+    "synthesize",
+    "synthesize_keyed",
+    "token_labels",
+]

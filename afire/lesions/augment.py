@@ -17,8 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from afire.config import Section
-from afire.lesions.places import DRAW_BITS, keyed, nth_of_stream, unit
-from afire.lesions.synthesis import REFERENCE_SIZE
+from afire.lesions.places import DRAW_BITS, REFERENCE_SIZE, keyed, nth_of_stream, unit
 
 _AUGMENT = 0xA06
 _MOTTLE = 0x3077E

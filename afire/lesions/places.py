@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+REFERENCE_SIZE = 224  # sizes in the settings are pixels of a film this large
 DRAW_BITS = 24  # what a float32 holds exactly
 # Constants of splitmix64 (Steele, Lea and Flood 2014), as the signed integers torch knows.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -113,6 +114,17 @@ def unit(draw: Tensor) -> Tensor:
     return draw.to(torch.float32) * 2.0**-DRAW_BITS
 
 
+def grey(images: Tensor) -> Tensor:
+    """Films (B, C, H, W) -> (B, H, W), float32: the mean of their channels."""
+    exact = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
+    return exact.mean(1).to(torch.float32) if images.shape[1] > 1 else exact[:, 0].to(torch.float32)
+
+
+def scaled(size_at_224: float, height: int, width: int) -> int:
+    """A size in pixels of this film, at least 1. The shorter side counts: lesions are not stretched with the film."""
+    return max(1, round(size_at_224 * min(height, width) / REFERENCE_SIZE))
+
+
 def otsu_threshold(gray_BHW: Tensor) -> Tensor:
     """The grey value (B,) that best splits each film in two: the largest variance between the classes.
 
@@ -194,6 +206,24 @@ class PixelPicker:
         column = (along_row <= (rank - before)[:, :, None]).sum(2)
         none = (self.count == 0)[:, None]
         return column.masked_fill(none, 0), row.masked_fill(none, 0)
+
+
+def place_windows(highlighted: PixelPicker, draws: tuple[Tensor, ...], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Left and top, each (B, K), of windows centred on a highlighted pixel and pushed into the film.
+
+    A film without highlight (blank, one value) gets its windows anywhere.
+    """
+    window_width, window_height = size
+    height_H, width_W = highlighted.chosen_BHW.shape[1:]
+    last_left, last_top = width_W - window_width, height_H - window_height
+    column, row = highlighted.pick(draws[Draw.TEXTURE])
+    left = (column - window_width // 2).clamp(0, last_left)
+    top = (row - window_height // 2).clamp(0, last_top)
+    none = (highlighted.count == 0)[:, None]
+    return (
+        torch.where(none, below(draws[Draw.WINDOW_X], last_left + 1), left),
+        torch.where(none, below(draws[Draw.WINDOW_Y], last_top + 1), top),
+    )
 
 
 def lung_field(gray_BHW: Tensor) -> Tensor:

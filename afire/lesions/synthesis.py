@@ -1,7 +1,8 @@
 """Lesions for a batch, from a generator or from the key (seed, epoch, sample, view), and the tokens they make abnormal.
 
-Two kinds: the paper's, planned from draws (how many, how large, how strong, which texture, where) and then painted, and
-AnatPaste (Sato et al. 2023), the augmentation of its ablation: one patch, blended into the lung field.
+Three sorts: the paper's, planned from draws (how many, how large, how strong, which texture, where) and then painted;
+AnatPaste (:mod:`afire.lesions.anatpaste`); and, by their shares of the views, opacities and patches of other films
+(:mod:`afire.lesions.mixture`).
 
 Only the pixels inside the lesions' boxes are computed, those of all lesions of a group of films at once. The boxes
 differ in size, so their rows form one list, each as long as the widest box; what a row holds beyond its own box has no
@@ -23,40 +24,53 @@ from torch import Tensor
 from torch.nn import functional
 
 from afire.config import LesionConfig
+from afire.lesions.anatpaste import paste
+from afire.lesions.mixture import is_mixed, mixed, slots
+from afire.lesions.pastes import Donors
 from afire.lesions.places import (
+    DRAW_BITS,
     Draw,
     PixelPicker,
     below,
     drawn,
+    grey,
     keyed,
-    lung_depth,
     lung_field,
+    nth_of_stream,
     otsu_with_bright_level,
+    place_windows,
+    scaled,
     unit,
 )
 
-REFERENCE_SIZE = 224  # sizes in the settings are pixels of a film this large
 HARMONICS = (2, 3, 4, 5)  # of the outline; the first would only shift it
 # Lesions add up as whole multiples of 2^-24, of which float32 holds every one up to 1, where sums are cut off: so they
 # do not depend on the order in which a GPU adds them.
 FIXED_POINT = 2**24
-_FLAT_SHARE = 0.5  # of the radius; from there the patch fades out to its edge
 _PIXELS_AT_ONCE = {"cpu": 2**21, "gpu": 2**25}  # a GPU wants few large steps, a CPU's cache wants small ones
+_CLOUDS = (1.5, 3.0, 6.0)  # waves across a lesion, of each size of clouds, coarse to fine
+_WAVES = 4  # of each size, in directions of their own
+_RAGGED = 3.0  # how much further out an edge without clouds lies than it is
 _RANGE_TOLERANCE = 1e-3  # resampling and half precision overshoot a little; a film in [0, 255] does not
 
 
 def synthesize(
-    images: Tensor, *, generator: torch.Generator, config: LesionConfig | None = None
+    images: Tensor, *, generator: torch.Generator, config: LesionConfig | None = None, donors: Donors | None = None
 ) -> tuple[Tensor, Tensor]:
     """Add synthetic lesions to normal films.
 
     images (B, C, H, W), floating point in [0, 1] -> lesioned (B*V, C, H, W) in the type of ``images`` and
     mask (B*V, 1, H, W) float32, both in [0, 1]. With ``slm`` the mask is what was added: ``clip(x + mask, 0, 1)``;
-    with ``anatpaste`` it is the share of the pasted patch. The same generator state gives the same lesions.
+    with ``anatpaste`` it is the share of the pasted patch. In views with patches of ``donors`` (without any, of the
+    film itself) it is how abnormal each pixel has become (:func:`~afire.lesions.pastes.change_labels`), 0 where it has
+    not changed. The same generator state gives the same lesions.
     """
     config = config or LesionConfig()
     _check_images(images, True)
-    return _synthesize(images, drawn((len(images), config.views, _slots(config)), generator), config)
+    if is_mixed(config):
+        seed = int(torch.randint(1 << 62, (), generator=generator, device=generator.device))
+        return mixed(images, seed, 0, torch.arange(len(images)), config, donors, painted)
+    return painted(images, drawn((len(images), config.views, slots(config)), generator), config)
 
 
 def synthesize_keyed(
@@ -66,28 +80,30 @@ def synthesize_keyed(
     epoch: int,
     indices: Tensor | Sequence[int],
     config: LesionConfig | None = None,
+    donors: Donors | None = None,
     check_values: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`synthesize`, but a sample's lesions depend only on (seed, epoch, index, view) and its film.
+    """As :func:`synthesize`, but a sample's lesions depend only on (seed, epoch, index, view), its film and the donors.
 
     ``indices`` (B,) number the films within the dataset. The result is the same for every batch size, order of films,
-    number of workers and number of processes. ``check_values`` looks for values outside of [0, 1], for which a GPU has
-    to finish its queue.
+    number of workers and number of processes; to the bit where nothing is pasted, there to the rounding of float32.
+    ``check_values`` looks for values outside of [0, 1], for which a GPU has to finish its queue.
     """
     config = config or LesionConfig()
     _check_images(images, check_values)
     if len(indices) != len(images):
         raise ValueError(f"{len(images)} images came with {len(indices)} indices; give one index for each image.")
-    return _synthesize(images, keyed(seed, epoch, indices, config.views, _slots(config)), config)
-
-
-def _slots(config: LesionConfig) -> int:
-    return 1 if config.kind == "anatpaste" else config.count_max
+    if is_mixed(config):
+        return mixed(images, seed, epoch, torch.as_tensor(indices, dtype=torch.int64).cpu(), config, donors, painted)
+    return painted(images, keyed(seed, epoch, indices, config.views, slots(config)), config)
 
 
 @torch.no_grad()
-def _synthesize(images: Tensor, draws_BVSD: Tensor, config: LesionConfig) -> tuple[Tensor, Tensor]:
-    """Group by group: what is computed on the way stays in the cache, and memory does not grow with the batch."""
+def painted(images: Tensor, draws_BVSD: Tensor, config: LesionConfig) -> tuple[Tensor, Tensor]:
+    """Films (B, C, H, W) -> lesioned (B*V, C, H, W) and mask (B*V, 1, H, W), as these draws say.
+
+    Group by group: what is computed on the way stays in the cache, and memory does not grow with the batch.
+    """
     films, channels, height, width = images.shape
     views = config.views
     lesioned = images.new_empty((films * views, channels, height, width))
@@ -97,15 +113,15 @@ def _synthesize(images: Tensor, draws_BVSD: Tensor, config: LesionConfig) -> tup
     draws = draws_BVSD.to(images.device)
     for start in range(0, films, group):
         some, rows = slice(start, start + group), slice(start * views, (start + group) * views)
-        _synthesize_group(images[some], draws[some], config, lesioned[rows], mask[rows])
+        _paint_group(images[some], draws[some], config, lesioned[rows], mask[rows])
     return lesioned, mask
 
 
-def _synthesize_group(
+def _paint_group(
     images: Tensor, draws_BVSD: Tensor, config: LesionConfig, lesioned_out: Tensor, mask_out: Tensor
 ) -> None:
     exact = images if images.dtype in (torch.float32, torch.float64) else images.to(torch.float32)
-    gray_BHW = exact.mean(1).to(torch.float32) if images.shape[1] > 1 else exact[:, 0].to(torch.float32)
+    gray_BHW = grey(images)
     threshold_B, bright_B = otsu_with_bright_level(gray_BHW)
     highlighted = PixelPicker.above(gray_BHW, threshold_B)
     if config.kind == "anatpaste":
@@ -140,54 +156,6 @@ def _paint_mask(
     mask_out.clamp_(max=1)
 
 
-def paste(
-    images_BCHW: Tensor, gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config: LesionConfig
-) -> tuple[Tensor, Tensor]:
-    """Images (N, C, H, W) with one patch each, and the share of the patch in each pixel, (N, 1, H, W).
-
-    The patch is cut around a highlighted pixel, keeps its size, and is pasted around a lung pixel:
-    ``x' = x + share * (patch - x)``, with a share that fades out towards the patch's and the lungs' edges.
-    """
-    films, views = draws_BVSD.shape[:2]
-    height, width = gray_BHW.shape[1:]
-    draws = draws_BVSD[:, :, 0].unbind(2)  # one lesion for each view: the first slot's draws
-    side = scaled(config.paste_size, height, width)
-    box_width, box_height = min(side, width), min(side, height)
-    depth_BHW = lung_depth(gray_BHW)
-    column, row = PixelPicker(depth_BHW > 0).pick(draws[Draw.LUNG])
-    left = (column - box_width // 2).clamp(0, width - box_width).flatten()
-    top = (row - box_height // 2).clamp(0, height - box_height).flatten()
-    from_left, from_top = place_windows(highlighted, draws, (box_width, box_height))
-
-    device = gray_BHW.device
-    samples = torch.arange(films * views, device=device)[:, None, None]
-    film = samples // views
-    across, down = (
-        torch.arange(box_width, device=device)[None, None, :],
-        torch.arange(box_height, device=device)[None, :, None],
-    )
-    to_x, to_y = left[:, None, None] + across, top[:, None, None] + down
-    patch = gray_BHW[film, from_top.flatten()[:, None, None] + down, from_left.flatten()[:, None, None] + across]
-    amplitude = config.amplitude_min + unit(draws[Draw.AMPLITUDE]) * (config.amplitude_max - config.amplitude_min)
-    share = amplitude.flatten()[:, None, None] * _fading(box_height, box_width, device) * depth_BHW[film, to_y, to_x]
-
-    mask = torch.zeros(films * views, height, width, device=device)
-    mask[samples, to_y, to_x] = share
-    lesioned = images_BCHW.repeat_interleave(views, 0).permute(0, 2, 3, 1)  # a view: pixels first, channels last
-    under = lesioned[samples, to_y, to_x]
-    lesioned[samples, to_y, to_x] = under + share[..., None] * (patch[..., None] - under)
-    return lesioned.permute(0, 3, 1, 2), mask[:, None]
-
-
-def _fading(height: int, width: int, device: torch.device) -> Tensor:
-    """1 in the middle of the box, a cosine slope outside, 0 from the inscribed oval on; (h, w)."""
-    v = (torch.arange(height, device=device) + 0.5) * (2 / height) - 1
-    u = (torch.arange(width, device=device) + 0.5) * (2 / width) - 1
-    radius = (u[None, :].square() + v[:, None].square()).sqrt()
-    slope = ((radius - _FLAT_SHARE) / (1 - _FLAT_SHARE)).clamp(0, 1)
-    return 0.5 + 0.5 * (slope * torch.pi).cos()
-
-
 def token_labels(mask: Tensor, patch_size: int) -> Tensor:
     """True (abnormal) where a patch's mean of the mask exceeds the mask's mean over the image.
 
@@ -203,6 +171,15 @@ def token_labels(mask: Tensor, patch_size: int) -> Tensor:
     # In float64 the mean of equal patches is exactly their value; in float32 rounding could make it a little less.
     exact = patches if patches.device.type == "mps" else patches.to(torch.float64)
     return exact > exact.mean(1, keepdim=True)
+
+
+def lesion_shares(mask: Tensor, cell: int) -> Tensor:
+    """Share of each cell of ``cell`` x ``cell`` pixels that is lesion, (B, 1, H / cell, W / cell), in [0, 1].
+
+    A pixel is lesion by the rule of :func:`token_labels`: where the mask (B, 1, H, W) exceeds its mean over the image.
+    """
+    mean = mask.to(torch.float32).mean(dim=(2, 3), keepdim=True)
+    return functional.avg_pool2d((mask > mean).to(torch.float32), cell)
 
 
 def _check_images(images: Tensor, values: bool) -> None:
@@ -242,6 +219,7 @@ class Lesions:
     cosine: Tensor
     sine: Tensor
     phases: Tensor  # (N, len(HARMONICS))
+    clouds: Tensor  # (N, W, 3): of each wave its steps along u and v, in radians, and its phase; W = 0 without any
     haze: Tensor  # bool
 
     def __len__(self) -> int:
@@ -250,11 +228,6 @@ class Lesions:
     def where(self, keep: Tensor) -> Lesions:
         """Some of the lesions, by number."""
         return Lesions(**{column.name: getattr(self, column.name).index_select(0, keep) for column in fields(self)})
-
-
-def scaled(size_at_224: float, height: int, width: int) -> int:
-    """A size in pixels of this film, at least 1. The shorter side counts: lesions are not stretched with the film."""
-    return max(1, round(size_at_224 * min(height, width) / REFERENCE_SIZE))
 
 
 def window_size(config: LesionConfig, height: int, width: int) -> tuple[int, int]:
@@ -297,6 +270,7 @@ def plan(gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config:
         cosine=cosine.flatten(),
         sine=sine.flatten(),
         phases=turns.flatten(0, 2) * (2 * torch.pi),
+        clouds=_cloud_waves(draws_BVSD.flatten(0, 2), config.patchy > 0),
         haze=(unit(draws[Draw.KIND]) < config.haze).flatten(),
     )
     count_BV = config.count_min + below(draws_BVSD[:, :, 0, Draw.COUNT], config.count_max - config.count_min + 1)
@@ -304,22 +278,20 @@ def plan(gray_BHW: Tensor, highlighted: PixelPicker, draws_BVSD: Tensor, config:
     return flat.where(present.flatten().nonzero()[:, 0])
 
 
-def place_windows(highlighted: PixelPicker, draws: tuple[Tensor, ...], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Left and top, each (B, K), of windows centred on a highlighted pixel and pushed into the film.
+def _cloud_waves(draws_ND: Tensor, wanted: bool) -> Tensor:
+    """Waves (N, W, 3) of each lesion's clouds, from numbers that follow from the draws of its outline; else none.
 
-    A film without highlight (blank, one value) gets its windows anywhere.
+    From those, because a draw of its own would change what a generator gives to everything else.
     """
-    window_width, window_height = size
-    height_H, width_W = highlighted.chosen_BHW.shape[1:]
-    last_left, last_top = width_W - window_width, height_H - window_height
-    column, row = highlighted.pick(draws[Draw.TEXTURE])
-    left = (column - window_width // 2).clamp(0, last_left)
-    top = (row - window_height // 2).clamp(0, last_top)
-    none = (highlighted.count == 0)[:, None]
-    return (
-        torch.where(none, below(draws[Draw.WINDOW_X], last_left + 1), left),
-        torch.where(none, below(draws[Draw.WINDOW_Y], last_top + 1), top),
-    )
+    if not wanted:
+        return draws_ND.new_zeros((len(draws_ND), 0, 3), dtype=torch.float32)
+    key_N = (draws_ND[:, Draw.PHASE] << DRAW_BITS) + draws_ND[:, Draw.PHASE_3]
+    waves = len(_CLOUDS) * _WAVES
+    numbers = nth_of_stream(key_N[:, None], torch.arange(2 * waves, device=draws_ND.device))
+    turns = unit(numbers & ((1 << DRAW_BITS) - 1)) * (2 * torch.pi)
+    steps = torch.tensor(_CLOUDS, device=draws_ND.device).repeat_interleave(_WAVES) * torch.pi
+    direction, phase = turns.chunk(2, dim=1)
+    return torch.stack([steps * direction.cos(), steps * direction.sin(), phase], dim=2)
 
 
 def _turn(draw: Tensor, rotate: bool) -> tuple[Tensor, Tensor]:
@@ -418,12 +390,18 @@ def _strength(lesions: Lesions, pixels: _Pixels, config: LesionConfig) -> Tensor
     square = pixels.of_u(u * u) + v * v
     if config.irregularity > 0:
         square = square / _outline(lesions, pixels, square, config.irregularity).square()
+    gaps: Tensor | None = None
+    if config.patchy > 0:
+        gaps = _gaps(lesions, pixels).mul_(config.patchy)
+        square = square * (1 + _RAGGED * gaps)
     delta = square.mul_(-1 / config.gamma).exp_()
     if config.fade:
         edge = math.exp(-1 / config.gamma)  # delta where the oval meets its box
         delta = delta.sub_(edge).mul_(1 / (1 - edge)).clamp_(min=0)
     elif config.rotate:
         delta = delta.masked_fill_((u.abs() > 1) | (v.abs() > 1), 0)
+    if gaps is not None:
+        delta = delta.mul_(1 - gaps)
     return delta.mul_(pixels.own(pixels.inside * lesions.amplitude[:, None]))
 
 
@@ -442,6 +420,17 @@ def _outline(lesions: Lesions, pixels: _Pixels, square: Tensor, irregularity: fl
         wave = wave + power_x * pixels.own(phase.cos() / k) - power_y * pixels.own(phase.sin() / k)
     wave = wave / sum(1 / k for k in HARMONICS)
     return 1 - irregularity * 0.5 * (1 - wave)
+
+
+def _gaps(lesions: Lesions, pixels: _Pixels) -> Tensor:
+    """Where there are no clouds: 0 in their middle, 1 between them (R, A). Coarse clouds count more than fine ones."""
+    share = 1 / torch.tensor(_CLOUDS).repeat_interleave(_WAVES)
+    share = share / share.square().sum().div(2).sqrt()  # the sum of the waves deviates by 1
+    clouds = torch.zeros_like(pixels.of_u(pixels.u) + pixels.v)
+    for wave, height in zip(lesions.clouds.unbind(1), share.tolist(), strict=True):
+        along, across, phase = (pixels.own(column) for column in wave.unbind(1))
+        clouds.add_((pixels.of_u(pixels.u) * along + (pixels.v * across + phase)).cos_(), alpha=height)
+    return clouds.mul_(-0.4).add_(0.4).clamp_(0, 1)
 
 
 def _content(gray_BHW: Tensor, lesions: Lesions, pixels: _Pixels, config: LesionConfig) -> Tensor:

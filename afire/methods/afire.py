@@ -1,7 +1,8 @@
 """AFiRe: a student that sees lesions, a teacher that sees none, prototypes of every place, and a decoder.
 
 Shapes: B films, V views (lesioned versions) of each, L positions and as many places, D width, K clusters, P pixels of a
-patch. Rows i*V ... i*V + V-1 of the lesioned images belong to film i.
+patch, G x G cells that the lesion classifier tells apart. Rows i*V ... i*V + V-1 of the lesioned images belong to film
+i.
 """
 
 from __future__ import annotations
@@ -12,19 +13,34 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afire.config import Config
 from afire.errors import UserError
-from afire.lesions import synthesize_keyed, token_labels
+from afire.lesions import lesion_shares, synthesize_keyed, token_labels
 from afire.lesions.augment import AugmentSettings, augmented
 from afire.lesions.frames import chest_places
-from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progress, Views, cosine, depth_draws
+from afire.lesions.pastes import Donors
+from afire.methods.base import (
+    ALL,
+    Keys,
+    Losses,
+    Method,
+    Outputs,
+    Panel,
+    Progress,
+    ReadFilms,
+    Views,
+    cosine,
+    depth_draws,
+)
+from afire.methods.dense import cell_side, cells_of, dense_loss, highest_of_tokens, order
+from afire.methods.donors import read_donors
 from afire.methods.equations import (
     Contrast,
+    PrototypeBank,
     category_loss,
-    lesion_loss,
-    moved_prototypes,
     place_mean,
     position_mean,
     restoration_loss,
@@ -39,6 +55,7 @@ from afire.nn.memory import follow_network, twin
 from afire.nn.vit import (
     ClusterLayer,
     Decoder,
+    Grid,
     ProjectionHead,
     VisionTransformer,
     check_films,
@@ -64,43 +81,6 @@ class Branch(nn.Module):
         """Normalised images (B, C, H, W) -> image tokens (B, L, D)."""
         with_class_token: Tensor = self.encoder(images, depth)
         return with_class_token[:, 1:].contiguous()  # once, instead of inside each layer that reads them
-
-
-class PrototypeBank(nn.Module):
-    """One vector for each place: the running mean of the teacher's assignments there on normal films.
-
-    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation. With
-    ``own_places``, which are not in every film, it remembers which of them have been ``met``; one that has not is
-    uniform.
-    """
-
-    prototypes: Tensor
-    steps: Tensor
-    met: Tensor
-
-    def __init__(self, positions: int, clusters: int, momentum: float, own_places: bool = False) -> None:
-        super().__init__()
-        self.momentum = momentum
-        self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        if own_places:
-            self.register_buffer("met", torch.zeros(positions, dtype=torch.bool))
-
-    def moved(self, mean: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """The prototypes (L, K) that this step's ``mean`` (L, K) leads to; nothing is stored yet.
-
-        ``tokens`` (L,) is how many tokens a place has for each film, where places are not the positions.
-        """
-        first = self.steps == 0 if tokens is None else ~self.met
-        return moved_prototypes(self.prototypes, mean, self.momentum, first, tokens)
-
-    @torch.no_grad()
-    def store(self, prototypes: Tensor, tokens: Tensor | None = None) -> None:
-        """Store what :meth:`moved` returned."""
-        self.prototypes.copy_(prototypes)
-        self.steps += 1
-        if tokens is not None:
-            self.met |= tokens > 0
 
 
 class AFiRe(Method):
@@ -129,8 +109,10 @@ class AFiRe(Method):
             if losses.restoration
             else None
         )
-        self.lesion_classifier = nn.Linear(encoder.width, 1) if losses.lesion else None
+        self.lesion_cell = cell_side(self.patch_size, losses.lesion_finer, "losses.lesion_finer")
+        self.lesion_classifier = nn.Linear(encoder.width, losses.lesion_finer**2) if losses.lesion else None
         self.bank = self._make_bank(positions)
+        self.donors: Donors | None = None  # no buffers: see read_donors
         self._initialise(generator or torch.Generator().manual_seed(config.seed))
         self.teacher = twin(self.student)
 
@@ -161,6 +143,12 @@ class AFiRe(Method):
 
     # A step of training
 
+    def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
+        """Look up the normal films that patches are cut from, if any are pasted."""
+        lesions, size = self.config.lesions, self.config.image.size
+        if lesions.pasted:
+            self.donors = read_donors(rows, lesions.donors, self.config.seed, read, size)
+
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
         """The images, the same with lesions, the lesions' masks, and the draws of stochastic depth, if any."""
@@ -173,6 +161,7 @@ class AFiRe(Method):
             epoch=keys.epoch,
             indices=keys.rows,
             config=config.lesions,
+            donors=self.donors,
             check_values=config.run.check_images,
         )
         views = {"images": images, "lesioned": lesioned, "mask": mask}
@@ -204,7 +193,8 @@ class AFiRe(Method):
             outputs["restored"] = self.decoder(tokens, abnormal)
             outputs["target"] = patchify(images, self.patch_size)
         if self.lesion_classifier is not None:
-            outputs["lesion"] = self.lesion_classifier(tokens).squeeze(-1)
+            outputs["lesion"] = self.lesion_cells(tokens, self.grid)
+            outputs["lesion_share"] = self._lesion_shares(views["mask"], abnormal)
         if self.student.head is not None:
             outputs["student"] = self._project(self.student, tokens, self.config.losses.student_temperature)
             if self.training or self.bank is None:
@@ -213,6 +203,12 @@ class AFiRe(Method):
             if place is not None:
                 outputs["place"] = place
         return outputs
+
+    def _lesion_shares(self, mask: Tensor, abnormal: Tensor) -> Tensor:
+        """What the lesion classifier is to say, (B, 1, G, G): the token's label, or which share of a cell is lesion."""
+        if self.config.losses.lesion_finer == 1:
+            return abnormal.view(-1, 1, *self.grid).to(mask)
+        return lesion_shares(mask, self.lesion_cell)
 
     @torch.no_grad()
     def _teacher_says(self, images: Tensor) -> Tensor:
@@ -240,7 +236,7 @@ class AFiRe(Method):
                 abnormal_weight=weights.abnormal_weight,
             )
         if "lesion" in outputs:
-            lesion = lesion_loss(outputs["lesion"], abnormal)
+            lesion = dense_loss(outputs["lesion"], outputs["lesion_share"])
         # Last, because here processes wait for each other, and once more when its backward begins: right after.
         if "student" in outputs:
             prototypes = self._targets(outputs, pending)
@@ -314,6 +310,15 @@ class AFiRe(Method):
         if mask.shape != (len(lesioned), 1, size, size):
             raise UserError(f"mask {tuple(mask.shape)} should be {(len(lesioned), 1, size, size)}.")
 
+    def flops(self) -> float:
+        """As for any learner, without patches: which views get some is drawn, and networks see nothing of that."""
+        config = self.config
+        self.config = config.model_copy(update={"lesions": config.lesions.model_copy(update={"pasted": 0.0})})
+        try:
+            return super().flops()
+        finally:
+            self.config = config
+
     def schedule(self, progress: Progress) -> Mapping[str, float]:
         """The teacher's momentum (lambda) rises to 1 on a cosine, its temperature (tau_t) linearly to its end."""
         losses = self.config.losses
@@ -346,7 +351,8 @@ class AFiRe(Method):
         step = self.views_per_film
         images = views["images"][:_HEALTH_FILMS]
         lesioned, mask = (views[name][: _HEALTH_FILMS * step : step] for name in ("lesioned", "mask"))
-        student = self.assign(lesioned, "student").exp()
+        seen = self.encode(lesioned, "student")
+        student = self.assign_tokens(seen, "student").exp()
         tokens = self.encode(images, "teacher")
         teacher = self.assign_tokens(tokens, "teacher").exp()
         labels = token_labels(mask, self.patch_size)
@@ -359,6 +365,10 @@ class AFiRe(Method):
             losses.get("category") if weights.category else None,
         )
         shown = health.shown
+        if self.lesion_classifier is not None:
+            auc = order(self.lesion_cells(seen, self.grid), self._lesion_shares(mask, labels))
+            numbers["lesion_auc"] = auc
+            shown += f", lesion AUC {auc:.2f}"
         if "place_information" in numbers:
             shown += f", I(token; place) at least {numbers['place_information']:.2f} of {nats:.2f} nats"
         if "category_term" in numbers:
@@ -370,20 +380,22 @@ class AFiRe(Method):
 
     @torch.no_grad()
     def panels(self, views: Views, count: int) -> list[Panel]:
-        """Normal, lesions, lesioned, restored, and what the restoration took away."""
-        if self.decoder is None:
+        """Normal, lesions, lesioned; restored, and what that took away; the map of lesions as drawn and as told."""
+        if self.decoder is None and self.lesion_classifier is None:
             return []
         step, images = self.views_per_film, views["images"][:count]
         lesioned, mask = (views[name][: count * step : step] for name in ("lesioned", "mask"))
-        patches = self.restore(lesioned, token_labels(mask, self.patch_size))
-        restored = self.picture(patches, like=images)
-        return [
-            Panel("normal", images),
-            Panel("lesion mask", mask, "mask"),
-            Panel("lesioned", lesioned),
-            Panel("restored", restored),
-            Panel("lesioned − restored", lesioned - restored, "difference"),
-        ]
+        labels = token_labels(mask, self.patch_size)
+        shown = [Panel("normal", images), Panel("lesion mask", mask, "mask"), Panel("lesioned", lesioned)]
+        if self.decoder is not None:
+            restored = self.picture(self.restore(lesioned, labels), like=images)
+            shown.append(Panel("restored", restored))
+            shown.append(Panel("lesioned − restored", lesioned - restored, "difference"))
+        if self.lesion_classifier is not None:
+            maps = {"drawn": self._lesion_shares(mask, labels), "told": self.lesion_maps(lesioned)}
+            for whose, cells in maps.items():
+                shown.append(Panel(f"lesion map, {whose}", F.interpolate(cells, mask.shape[-2:]), "mask"))
+        return shown
 
     @property
     def views_per_film(self) -> int:
@@ -438,22 +450,36 @@ class AFiRe(Method):
         own = self.teacher_temperature if network == "teacher" else self.config.losses.student_temperature
         return self._project(self.teacher if network == "teacher" else self.student, tokens, temperature or own)
 
-    def lesion_logits(self, images: Tensor, network: Network = "student") -> Tensor:
-        """Images in [0, 1] -> logits (B, L) of the token lesion classifier, which learnt on the student's tokens."""
+    def lesion_cells(self, tokens: Tensor, grid: Grid) -> Tensor:
+        """Image tokens (B, L, D) of the student -> logits (B, 1, G, G) of the lesion classifier, cell by cell."""
         if self.lesion_classifier is None:
             raise UserError("this model has no lesion classifier: losses.lesion is 0.")
-        logits: Tensor = self.lesion_classifier(self.encode(images, network))
-        return logits.squeeze(-1)
+        return cells_of(self.lesion_classifier(tokens), grid, self.config.losses.lesion_finer)
+
+    def lesion_logits(self, images: Tensor, network: Network = "student") -> Tensor:
+        """Images in [0, 1] -> the highest logit (B, L) of any lesion among the cells of each token."""
+        return highest_of_tokens(self._lesion_cells_of(images, network), self.config.losses.lesion_finer)
+
+    def lesion_maps(self, images: Tensor) -> Tensor:
+        """As for any method; a cell is a token, or with ``losses.lesion_finer`` a part of one."""
+        return self._lesion_cells_of(images, "student").sigmoid()
+
+    def _lesion_cells_of(self, images: Tensor, network: Network) -> Tensor:
+        grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
+        return self.lesion_cells(self.encode(images, network), grid)
 
     def readouts(self, images: Tensor) -> dict[str, Tensor]:
-        """``log_q`` (B, L, K), ``surprise`` (B, L), ``lesion_logits`` (B, L), where there are networks for them."""
+        """``log_q`` (B, L, K), ``surprise`` (B, L), ``lesion_logits`` (B, L) and ``lesion_map`` (B, 1, G, G) in [0, 1],
+        where there are networks for them."""
         readouts = {}
         if self.teacher.head is not None and self.has_clusters:
             readouts["log_q"] = self.assign(images)
             if self.bank is not None:
                 readouts["surprise"] = surprise(readouts["log_q"], self.prototypes, self.places(images))
         if self.lesion_classifier is not None:
-            readouts["lesion_logits"] = self.lesion_logits(images)
+            cells = self._lesion_cells_of(images, "student")
+            readouts["lesion_logits"] = highest_of_tokens(cells, self.config.losses.lesion_finer)
+            readouts["lesion_map"] = cells.sigmoid()
         return readouts
 
     @property

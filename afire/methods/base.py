@@ -352,6 +352,10 @@ class Method(Learner):
         """
         raise UserError(f"weights of the method {self.config.method} have no decoder and restore nothing.")
 
+    def lesion_maps(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] -> how likely each cell is to be part of a lesion (B, 1, G, G), in [0, 1]."""
+        raise UserError(f"weights of the method {self.config.method} have no lesion classifier and map no lesions.")
+
     def patches(self, images: Tensor) -> Tensor:
         """Images in [0, 1] -> their patches (B, L, P) of normalised pixels."""
         return patchify(self.normalise(images), self.patch_size)

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from afire.config import Section
 from afire.lesions.augment import smoothed
-from afire.lesions.places import keyed, unit
-from afire.lesions.synthesis import REFERENCE_SIZE
+from afire.lesions.places import REFERENCE_SIZE, keyed, unit
 from afire.methods.base import Keys
 
 _CROPS = 0xC207

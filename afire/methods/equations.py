@@ -2,7 +2,8 @@
 
 Eq. 1 :func:`follow`, tokens' probabilities :func:`token_log_probabilities` and :func:`sinkhorn`, Eq. 6
 :func:`afire.lesions.token_labels`, Eq. 7 :func:`moved_prototypes`, Eq. 12 :func:`structure_loss`, Eqs. 14 to 16
-:func:`category_loss`, Eq. 20 :func:`restoration_loss`. Where ours differs from the print, docs/deviations.md says why.
+:func:`category_loss`, Eq. 20 :func:`restoration_loss`. :class:`PrototypeBank` keeps what Eq. 7 moves. Where ours
+differs from the print, docs/deviations.md says why.
 
 Shapes: N tokens, B images of this process, G of all, L positions, K clusters, P pixels of a patch. ``abnormal`` (B, L)
 is true where a lesion was added.
@@ -25,7 +26,7 @@ from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from afire.nn import distributed
@@ -85,6 +86,43 @@ def moved_prototypes(
         return torch.lerp(prototypes, mean.to(prototypes), share)
     share = torch.where(first & (tokens > 0), 1.0, 1.0 - momentum**tokens)[:, None].to(prototypes)
     return torch.lerp(prototypes, mean.to(prototypes), share)
+
+
+class PrototypeBank(nn.Module):
+    """One vector for each place: the running mean of the teacher's assignments there on normal films.
+
+    Cluster probabilities by default, whose rows sum to one at all times; unit features in the feature ablation. With
+    ``own_places``, which are not in every film, it remembers which of them have been ``met``; one that has not is
+    uniform.
+    """
+
+    prototypes: Tensor
+    steps: Tensor
+    met: Tensor
+
+    def __init__(self, positions: int, clusters: int, momentum: float, own_places: bool = False) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("prototypes", torch.full((positions, clusters), 1.0 / clusters))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        if own_places:
+            self.register_buffer("met", torch.zeros(positions, dtype=torch.bool))
+
+    def moved(self, mean: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The prototypes (L, K) that this step's ``mean`` (L, K) leads to; nothing is stored yet.
+
+        ``tokens`` (L,) is how many tokens a place has for each film, where places are not the positions.
+        """
+        first = self.steps == 0 if tokens is None else ~self.met
+        return moved_prototypes(self.prototypes, mean, self.momentum, first, tokens)
+
+    @torch.no_grad()
+    def store(self, prototypes: Tensor, tokens: Tensor | None = None) -> None:
+        """Store what :meth:`moved` returned."""
+        self.prototypes.copy_(prototypes)
+        self.steps += 1
+        if tokens is not None:
+            self.met |= tokens > 0
 
 
 @torch.no_grad()
@@ -309,13 +347,6 @@ def restoration_loss(restored: Tensor, target: Tensor, abnormal: Tensor, *, abno
         errors = F.mse_loss(at_least_float32(restored), target.expand_as(restored).float(), reduction="none")
         weights = torch.where(abnormal.bool(), abnormal_weight, 1.0)
         return (errors.mean(dim=-1) * weights).mean()
-
-
-def lesion_loss(logits: Tensor, abnormal: Tensor) -> Tensor:
-    """Binary cross-entropy of the token lesion classifier: ``logits`` and ``abnormal`` (B, L). Not in the paper."""
-    with full_precision(logits):
-        logits = at_least_float32(logits)
-        return F.binary_cross_entropy_with_logits(logits, abnormal.to(logits.dtype))
 
 
 def surprise(log_q: Tensor, prototypes: Tensor, place: Tensor | None = None) -> Tensor:

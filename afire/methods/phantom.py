@@ -25,9 +25,10 @@ from afire.errors import UserError
 from afire.lesions.augment import AugmentSettings, augmented
 from afire.methods.afire import AFiRe
 from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progress, ReadFilms, Views, depth_draws
+from afire.methods.dense import cell_side, cells_of, dense_loss, highest_of_tokens, order, overlap
 from afire.methods.health import Colour, Health, effective_rank
 from afire.nn import distributed
-from afire.nn.vit import VisionTransformer, at_least_float32, check_films, full_precision, grid_of, initialise
+from afire.nn.vit import VisionTransformer, check_films, grid_of, initialise
 from afire.processes import usable_cores
 
 MAPS = len(ANATOMY) + len(DISEASES) + 1
@@ -76,21 +77,6 @@ class PhantomSettings(Section):
         return self
 
 
-def dense_loss(logits: Tensor, target: Tensor, *, positive: float = 1.0) -> Tensor:
-    """Mean binary cross-entropy of ``logits`` and shares ``target``, both (B, C, G, G), covered parts ``positive``
-    times: a cell of share t costs -(positive t log p + (1 - t) log(1 - p))."""
-    with full_precision(logits):
-        logits = at_least_float32(logits)
-        return F.binary_cross_entropy_with_logits(logits, target.to(logits), pos_weight=logits.new_tensor(positive))
-
-
-def cells_of(values: Tensor, grid: tuple[int, int], finer: int) -> Tensor:
-    """What a head says of each token (B, L, C * finer^2) -> maps (B, C, rows * finer, columns * finer)."""
-    rows, columns = grid
-    split = values.reshape(len(values), rows, columns, -1, finer, finer)
-    return split.permute(0, 3, 1, 4, 2, 5).reshape(len(values), -1, rows * finer, columns * finer)
-
-
 @dataclass(frozen=True)
 class _Maps:
     """Maps (B, C, G, G) by kind: what the head says about films, or the truth."""
@@ -123,12 +109,7 @@ class PhantomTaught(Method):
         """Initial weights come from ``generator``, or from ``config.seed`` without one."""
         super().__init__(config)
         options = self.options
-        if self.patch_size % options.finer:
-            raise UserError(
-                f"a patch of {self.patch_size} px cannot be split into {options.finer} x {options.finer} cells; choose "
-                "options.finer among its divisors."
-            )
-        self.cell = self.patch_size // options.finer
+        self.cell = cell_side(self.patch_size, options.finer, "options.finer")
         generator = generator or torch.Generator().manual_seed(config.seed)
         self._share(config, generator)
         self.head = nn.Linear(config.encoder.width, MAPS * options.finer**2)
@@ -176,12 +157,14 @@ class PhantomTaught(Method):
         return 0 if options.afire else options.films
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
-        """Draw the bank: the same on every process, and after a resume."""
+        """Draw the bank, the same on every process and after a resume, and begin what AFiRe needs."""
         options, image = self.options, self.config.image
         workers = max(1, usable_cores() // distributed.world_size())
         seed = _TEACHING + self.config.seed
         self._bank = PhantomBank.draw(seed, options.films, image.size, self.cell, workers, options.normal_share)
         self._rows = rows
+        if self.afire is not None:
+            self.afire.begin_run(rows, read)
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
@@ -317,12 +300,14 @@ class PhantomTaught(Method):
     def finding_logits(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         """Image tokens (B, L, D) -> the highest logit (B, L) of any finding among the cells of each token."""
         logits = _Maps(self._tell(tokens, grid)).any_finding
-        highest: Tensor = F.max_pool2d(logits, self.options.finer)
-        return highest.flatten(1)
+        return highest_of_tokens(logits, self.options.finer)
 
     @property
     def restores(self) -> bool:
         return self.afire is not None and self.afire.restores
+
+    def lesion_maps(self, images: Tensor) -> Tensor:
+        return super().lesion_maps(images) if self.afire is None else self.afire.lesion_maps(images)
 
     def restore(self, images: Tensor, hidden: Tensor | None = None) -> Tensor:
         return super().restore(images, hidden) if self.afire is None else self.afire.restore(images, hidden)
@@ -342,24 +327,6 @@ def _verdict(dice: float, auc: float, rank: float) -> Health:
     if auc < 0.6:
         return Health(numbers, "amber", "drawn findings are not told from what is normal yet", shown)
     return Health(numbers, "green", "anatomy and findings of drawn films are told", shown)
-
-
-def overlap(logits: Tensor, target: Tensor) -> float:
-    """Dice of maps (B, C, G, G) over the batch, cut at one half, averaged over the maps that cover any cell."""
-    predicted, truth = logits > 0, target > 0.5
-    both, either = ((predicted & truth).sum(dim=(0, 2, 3)), predicted.sum(dim=(0, 2, 3)) + truth.sum(dim=(0, 2, 3)))
-    drawn = truth.any(dim=3).any(dim=2).any(dim=0)
-    return (2 * both / either.clamp_min(1))[drawn].mean().item() if drawn.any() else 0.0
-
-
-def order(logits: Tensor, target: Tensor) -> float:
-    """AUC of cells: how often one that a finding covers by half has a higher logit than one with none; 0.5 without."""
-    above, below = logits[target > 0.5].float(), logits[target == 0].float()
-    if not (len(above) and len(below)):
-        return 0.5
-    ranked = torch.sort(below).values
-    lower, upper = (torch.searchsorted(ranked, above, right=right) for right in (False, True))
-    return ((lower + upper).double().mean() / (2 * len(below))).item()
 
 
 def _organs(maps: _Maps) -> Tensor:

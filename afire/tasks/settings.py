@@ -166,6 +166,9 @@ class AdaptConfig(LengthConfig):
         ge=0,
         description="weight of the token lesion classifier (ours); 0: the paper's losses alone, no such score",
     )
+    lesion_finer: int | None = Field(
+        None, ge=1, le=64, description="cells along a token's side that it tells apart; null: as the weights have it"
+    )
     epochs: int = Field(10, ge=0, description="passes over the normal films; 0 = the weights as they are")
     batch_size: int = Field(64, ge=2, description="films in one update, of all processes together, before views")
     learning_rate: float = Field(1e-4, gt=0, description="of Adam; not scaled by anything")

@@ -73,6 +73,25 @@ def outline(u: float, v: float, draws: list[int], irregularity: float) -> float:
     return 1 - irregularity * (1 - wave / (1 / 2 + 1 / 3 + 1 / 4 + 1 / 5)) / 2
 
 
+def gaps(u: float, v: float, draws: list[int]) -> float:
+    """How little cloud there is at a place of a lesion: twelve waves, four of each size, in directions of their own."""
+    word = (1 << 64) - 1
+    state = (draws[Draw.PHASE] << DRAW_BITS) + draws[Draw.PHASE_3]
+    turns = []
+    for number in range(24):
+        mixed = (state + (number + 1) * 0x9E3779B97F4A7C15) & word
+        mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & word
+        mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & word
+        turns.append(2 * math.pi * uniform((mixed ^ mixed >> 31) % (1 << DRAW_BITS)))
+    clouds, squares = 0.0, 0.0
+    for wave in range(12):
+        waves_across, direction, phase = (1.5, 3.0, 6.0)[wave // 4], turns[wave], turns[12 + wave]
+        along = u * math.cos(direction) + v * math.sin(direction)
+        clouds += math.cos(math.pi * waves_across * along + phase) / waves_across
+        squares += 1 / waves_across**2
+    return min(max(0.4 - 0.4 * clouds / math.sqrt(squares / 2), 0.0), 1.0)
+
+
 def lesion_mask(
     film: Film, draws: list[list[int]], config: LesionConfig, lungs: list[list[bool]] | None = None
 ) -> Film:
@@ -122,11 +141,13 @@ def lesion_mask(
                 square = u * u + v * v
                 if config.irregularity:
                     square /= outline(u, v, draw, config.irregularity) ** 2
+                gap = config.patchy * gaps(u, v, draw) if config.patchy else 0.0
+                square *= 1 + 3 * gap
                 delta = math.exp(-square / config.gamma)
                 if config.fade:
                     edge = math.exp(-1 / config.gamma)
                     delta = max(0.0, (delta - edge) / (1 - edge))
-                strength = amplitude * delta
+                strength = amplitude * delta * (1 - gap)
                 if haze:
                     opacity[top + row][left + column] += strength
                 else:

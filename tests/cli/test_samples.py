@@ -41,6 +41,18 @@ def test_draws_a_sheet_that_repeats(folder: Path, tmp_path: Path) -> None:
     assert first == same != other
 
 
+def test_shows_patches_and_opacities(folder: Path, tmp_path: Path) -> None:
+    sheets = []
+    for count, setting in [(3, "pasted=1"), (3, "opacities=1"), (1, "pasted=1"), (3, "donors=0")]:
+        words = ("--data", folder, "--count", count, "--preset", "tiny", "--set", f"lesions.{setting}")
+        if setting == "donors=0":
+            words = (*words, "--set", "lesions.pasted=1")
+        out = tmp_path / f"{len(sheets)}.png"
+        assert preview(*words, "--out", out).exit_code == 0
+        sheets.append(out.read_bytes())
+    assert len(set(sheets)) == 4
+
+
 def test_normal_films_are_preferred(folder: Path, tmp_path: Path) -> None:
     table = pd.DataFrame({"image": [f"{number}.png" for number in range(5)], "normal": [0.0, 1.0, 0.0, None, 1.0]})
     manifest = make_manifest(table, folder)
@@ -72,6 +84,7 @@ def test_a_broken_film_is_left_out(tmp_path: Path) -> None:
         (["--out", "sheet.gif"], "does not end in .png"),
         (["--set", "lesions.hazee=1"], "did you mean lesions.haze"),
         (["--set", "lesions.size_min=100"], "size_min 100.0 is larger than size_max 64"),
+        (["--set", "lesions.pasted=0.7", "--set", "lesions.opacities=0.5"], "are more than all views together"),
     ],
 )
 def test_mistakes_are_one_sentence(folder: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -66,6 +66,17 @@ def test_a_detection_is_calibrated_and_doubts_strange_films(model: afire.Model) 
     assert found.objections[2] == ["blank: one grey level"]
 
 
+def test_maps_of_lesions(model: afire.Model, tmp_path: Path) -> None:
+    films = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert model.method is not None
+    torch.testing.assert_close(model.lesion_maps(films).flatten(1), model.method.lesion_logits(films).sigmoid())
+    finer = afire.load(make_run(tmp_path / "finer", smallest("losses.lesion=1", "losses.lesion_finer=2")), device="cpu")
+    assert finer.lesion_maps(films).shape == (2, 1, 8, 8)
+    without = afire.load(make_run(tmp_path / "without", smallest("losses.lesion=0")), device="cpu")
+    with pytest.raises(afire.UserError, match="no lesion classifier"):
+        without.lesion_maps(films)
+
+
 def test_a_run_opens_too_and_says_that_it_cannot_detect(run_folder: Path, model: afire.Model) -> None:
     run = afire.load(run_folder)
     films = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))

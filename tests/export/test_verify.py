@@ -26,7 +26,7 @@ def test_every_backend_here_is_equal(full_bundle: Path, monkeypatch: pytest.Monk
     assert checks["reading and resizing"].equal and checks["torch cpu"].equal
     outputs = {one.output for one in checks["torch cpu"].differences}
     assert outputs == {
-        *("tokens", "embedding", "student_tokens", "log_q", "surprise", "restored", "lesion_logits"),
+        *("tokens", "embedding", "student_tokens", "log_q", "surprise", "restored", "lesion_logits", "lesion_map"),
         *("score", "p_value", "heatmap"),
     }
     for name, module in (("transformers", "transformers"), ("timm", "timm")):

@@ -99,6 +99,7 @@ VARIANTS = [
     ("losses.structure=0", "losses.category=0"),
     ("losses.restoration=0",),
     ("losses.lesion=0",),
+    ("losses.lesion_finer=4",),
     ("encoder.positions=learned", "encoder.drop_path=0.2", "encoder.gradient_checkpointing=true"),
     ("image.channels=3", "image.normalise=imagenet"),
 ]

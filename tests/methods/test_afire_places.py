@@ -10,10 +10,11 @@ from afire.config import Config
 from afire.data.phantom import draw_batch
 from afire.detect.maps import Evidence, settle
 from afire.errors import UserError
-from afire.methods.afire import AFiRe, PrototypeBank
+from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
 from afire.methods.equations import (
     Contrast,
+    PrototypeBank,
     category_loss,
     moved_prototypes,
     place_mean,

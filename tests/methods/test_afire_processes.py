@@ -20,6 +20,7 @@ STEPS, VIEWS = 2, 2
 CASES = {
     "shared": ("losses.lesion=0.5", "losses.abnormal_consistency=true"),
     "per_position": ("head.form=per_position", "losses.temperature=0.1"),
+    "lesion map": ("losses.lesion=0.5", "losses.lesion_finer=4"),
     "feature": ("losses.contrast=feature",),
     "anatomy": ("prototypes.place=anatomy", "losses.abnormal_consistency=true"),
     "no memory, category only": ("prototypes.enabled=false", "losses.structure=0", "losses.restoration=0"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from afire.methods import equations as losses_module
-from afire.methods.afire import PrototypeBank
-from afire.methods.equations import Contrast, lesion_loss, position_mean, sinkhorn, surprise
+from afire.methods.equations import Contrast, PrototypeBank, position_mean, sinkhorn, surprise
 from afire.methods.equations import category_loss as category_of
 from afire.methods.equations import restoration_loss as restoration_of
 from afire.methods.equations import structure_loss as structure_of
@@ -292,15 +289,6 @@ def test_restoration_in_bfloat16_is_summed_in_float32() -> None:
     restored = torch.full((8, 64, 256), 3.0, dtype=torch.bfloat16)
     loss = restoration_loss(restored, torch.zeros(8, 64, 256), torch.zeros(8, 64, dtype=torch.bool))
     assert loss.dtype == torch.float32 and loss == 9
-
-
-def test_lesion_loss_is_binary_cross_entropy() -> None:
-    logits, abnormal = draw(2, 3), draw(2, 3, seed=1) > 0
-    expected = [
-        math.log1p(math.exp(-z if y else z))
-        for z, y in zip(logits.flatten().tolist(), abnormal.flatten().tolist(), strict=True)
-    ]
-    assert lesion_loss(logits, abnormal).item() == pytest.approx(sum(expected) / 6)
 
 
 def test_surprise_is_the_distance_to_the_own_prototype() -> None:

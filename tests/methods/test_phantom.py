@@ -17,7 +17,7 @@ from afire.lesions.augment import AugmentSettings
 from afire.methods import check_overrides, complete, make_method
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
-from afire.methods.phantom import MAPS, PhantomTaught, cells_of, dense_loss, order, overlap
+from afire.methods.phantom import MAPS, PhantomTaught
 from afire.settings import load_config
 
 PLAIN = [f"options.augment.{name}=0" for name in AugmentSettings.model_fields]
@@ -43,24 +43,6 @@ def films(count: int = 4) -> Tensor:
     return torch.nn.functional.interpolate(coarse, size=(32, 32), mode="bicubic").clamp(0, 1)
 
 
-def slow_loss(logits: Tensor, target: Tensor, positive: float) -> Tensor:
-    terms = []
-    for logit, share in zip(logits.flatten(), target.flatten(), strict=True):
-        p = 1 / (1 + torch.exp(-logit))
-        terms.append(-(positive * share * torch.log(p) + (1 - share) * torch.log(1 - p)))
-    return torch.stack(terms).mean()
-
-
-@pytest.mark.parametrize("positive", [1.0, 5.0])
-def test_the_dense_loss_equals_the_reference_in_value_and_gradient(positive: float) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(2, 3, 2, 2, generator=generator, dtype=torch.float64).requires_grad_()
-    target = torch.rand(2, 3, 2, 2, generator=generator).round(decimals=1)
-    fast, slow = dense_loss(logits, target, positive=positive), slow_loss(logits, target.double(), positive)
-    torch.testing.assert_close(fast, slow)
-    torch.testing.assert_close(torch.autograd.grad(fast, logits), torch.autograd.grad(slow, logits))
-
-
 def test_losses_are_those_of_each_kind_of_map() -> None:
     model = begun("options.anatomy=0.5", "options.findings=3", "options.any_finding=2", "options.positive=4")
     outputs = model(model.views(films(), keys([0, 1, 2, 3])))
@@ -76,17 +58,6 @@ def test_losses_are_those_of_each_kind_of_map() -> None:
         torch.testing.assert_close(losses[name], expected)
         total = total + weight * expected
     torch.testing.assert_close(losses.total, total)
-
-
-def test_each_token_speaks_of_its_own_cells() -> None:
-    values = torch.arange(1 * 6 * 3 * 4).view(1, 6, 12)
-    maps = cells_of(values, (2, 3), 2)
-    assert maps.shape == (1, 3, 4, 6)
-    for token in range(6):
-        row, column = divmod(token, 3)
-        for kind in range(3):
-            cells = maps[0, kind, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
-            assert cells.flatten().tolist() == values[0, token, 4 * kind : 4 * kind + 4].tolist()
 
 
 def test_without_changes_a_view_is_what_the_bank_holds() -> None:
@@ -179,18 +150,6 @@ def test_afire_moves_evaluates_and_is_copied_with_it() -> None:
     other.load_state_dict(model.state_dict())
     assert other.afire is not None
     assert torch.equal(other.afire.encode(films(), "student"), model.afire.encode(films(), "student"))
-
-
-def test_overlap_and_order_of_known_maps() -> None:
-    target = torch.zeros(1, 3, 4, 4)
-    target[0, 0, :2], target[0, 1, 0, 0] = 1, 1
-    logits = torch.full_like(target, -1.0)
-    logits[0, 0, :1] = 1  # half of the first part, none of the second; the third is not there
-    assert overlap(logits, target) == pytest.approx((2 * 4 / (4 + 8) + 0) / 2)
-    assert overlap(logits[:, 2:], target[:, 2:]) == 0
-    truth = torch.tensor([0.0, 0.0, 0.2, 1.0, 0.9])
-    assert order(torch.tensor([0.0, 2.0, 9.0, 1.0, 3.0]), truth) == pytest.approx(3 / 4)
-    assert order(torch.ones(5), truth) == 0.5 and order(torch.ones(2), torch.zeros(2)) == 0.5
 
 
 def test_sixty_steps_lower_the_loss_and_health_says_so() -> None:
