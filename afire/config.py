@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
-PRESETS = ("paper", "original", "large", "huge", "small", "tiny")
+PRESETS = ("paper", "original", "large", "huge", "small", "tiny", "residual")
 VIT_SIZES = {  # width, depth, heads
     **{"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)},
     **{"large": (1024, 24, 16), "huge": (1280, 32, 16)},
@@ -82,7 +82,7 @@ class EncoderConfig(Section):
     """The encoder: a vision transformer, or the convolutional network of the built-in detector."""
 
     kind: Literal["vit", "residual"] = Field(
-        "vit", description="vision transformer, or residual network (not for pre-training: the built-in detector's)"
+        "vit", description="vision transformer, or the residual network of the built-in detector (for method phantom)"
     )
     size: Literal["tiny", "small", "base", "large", "huge"] | None = Field(
         None, description="tiny, small, base, large or huge instead of width, depth and heads; null = by number"

@@ -185,7 +185,7 @@ def pretrain(
     from afire.methods import check_overrides
     from afire.settings import load_config
     from afire.training.pretrain import pretrain as run_pretraining
-    from afire.weights import said_by, start_from
+    from afire.weights import said_by_start, start_from
 
     logger = logging.getLogger("afire")
     length = [f"training.minutes={minutes}"] if minutes is not None else []
@@ -193,7 +193,7 @@ def pretrain(
     [settings] = sort_settings(arguments, PRETRAIN)
     if minutes is not None:
         _refuse_two_lengths(settings)
-    weights_settings = said_by(init, data, preset) if init is not None else {}
+    weights_settings = said_by_start(init, data, preset) if init is not None else {}
     config = load_config(preset, config_file, settings, weights_settings)
     config = config if data is None else config_for(config, data)
     check_overrides(config.method, settings)

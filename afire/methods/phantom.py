@@ -27,7 +27,8 @@ from afire.methods.afire import AFiRe
 from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progress, ReadFilms, Views, depth_draws
 from afire.methods.health import Colour, Health, effective_rank
 from afire.nn import distributed
-from afire.nn.vit import VisionTransformer, at_least_float32, check_films, full_precision, grid_of, initialise
+from afire.nn.residual import Trunk, initialise_trunk, make_trunk
+from afire.nn.vit import at_least_float32, check_films, full_precision, grid_of, initialise
 from afire.processes import usable_cores
 
 MAPS = len(ANATOMY) + len(DISEASES) + 1
@@ -115,6 +116,7 @@ class PhantomTaught(Method):
 
     networks = ("encoder",)
     sections: ClassVar[tuple[str, ...]] = AFiRe.sections
+    any_trunk = True
     settings_type = PhantomSettings
     options: PhantomSettings
     afire: AFiRe | None
@@ -145,8 +147,13 @@ class PhantomTaught(Method):
         """
         afire: AFiRe | None = None
         if self.options.afire:
+            if config.encoder.kind != "vit":
+                raise UserError(
+                    f"options.afire is {self.options.afire:g}, and AFiRe's student is a vision transformer, but "
+                    f"encoder.kind is {config.encoder.kind}; set encoder.kind=vit or options.afire=0."
+                )
             afire = AFiRe(config.model_copy(update={"method": "afire", "options": {}}), generator)
-            self.encoder = afire.student.encoder
+            self.encoder: Trunk = afire.student.encoder
             networks = {"student_head": afire.student.head, "teacher": afire.teacher, "bank": afire.bank}
             for name, network in {
                 **networks,
@@ -157,8 +164,8 @@ class PhantomTaught(Method):
                 if network is not None:
                     self.add_module(name, network)
         else:
-            self.encoder = VisionTransformer.from_config(config.encoder, config.image)
-            initialise(self.encoder, generator)
+            self.encoder = make_trunk(config.encoder, config.image)
+            initialise_trunk(self.encoder, generator)
         object.__setattr__(self, "afire", afire)
 
     def train(self, mode: bool = True) -> PhantomTaught:

@@ -18,6 +18,7 @@ from afire.methods import check_overrides, complete, make_method
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
 from afire.methods.phantom import MAPS, PhantomTaught, cells_of, dense_loss, order, overlap
+from afire.nn.residual import ResidualTrunk
 from afire.settings import load_config
 
 PLAIN = [f"options.augment.{name}=0" for name in AugmentSettings.model_fields]
@@ -140,6 +141,33 @@ def test_every_parameter_has_a_gradient_and_flops_are_counted() -> None:
     alone, both = PhantomTaught(config()), PhantomTaught(config("options.afire=1"))
     assert both.flops() > 1.5 * alone.flops() > 0
     assert alone._bank is None
+
+
+def test_the_encoder_may_be_a_residual_network() -> None:
+    settings = ("encoder.kind=residual", "encoder.width=56", "encoder.depth=5", "encoder.heads=1")
+    model = begun(*settings, "image.normalise=none")
+    assert isinstance(model.encoder, ResidualTrunk)
+    views = model.views(films(), keys([0, 1, 2, 3]))
+    told = model(views)["told"]
+    tokens = model.encoder(views["films"])[:, 1:]
+    torch.testing.assert_close(told, cells_of(model.head(tokens), (4, 4), 2))
+    model.losses(model(views)).total.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    assert PhantomTaught(config(*settings)).flops() > 0
+    layers = [model.layers_behind(name) for name in ("head.weight", "encoder.stages.2.0.x", "encoder.stem.1.0.weight")]
+    assert layers == [0, 1, 4]
+    with pytest.raises(UserError, match=r"AFiRe's student is a vision transformer, but encoder\.kind is residual"):
+        begun(*settings, "options.afire=1")
+
+
+def test_stages_of_a_residual_network_keep_still() -> None:
+    settings = ("encoder.kind=residual", "encoder.width=56", "encoder.depth=5", "encoder.heads=1")
+    model = begun(*settings, "training.frozen_blocks=2")
+    model.hold_blocks()
+    trained = {".".join(name.split(".")[:3]) for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {"encoder.stages.2", "head.weight", "head.bias"}
+    with pytest.raises(UserError, match="frozen_blocks is 4, but the encoder has 3 blocks"):
+        begun(*settings, "training.frozen_blocks=4").hold_blocks()
 
 
 def test_afire_beside_it_is_afire_itself() -> None:
