@@ -16,6 +16,7 @@ networks that learn in the same way. The loop calls, in this order:
     frozen(progress)                   parameters whose gradient is dropped at this step
     after_step(losses)                 EMA, queues, prototypes
     health(views, losses)              at the end of an epoch
+    end_run()                          once, after the last step, also of a run that is stopped or fails
 
 Outputs have the films first, so that an update made in several pieces can be judged as one: the loop joins the
 outputs of the pieces, asks for the losses once, and carries the gradient back piece by piece.
@@ -192,6 +193,9 @@ class Learner(nn.Module, ABC):
         For what a checkpoint must not hold, such as pixels of patients. The same on every process, and the same after
         a resume: it may depend on the settings and on the films, not on the weights.
         """
+
+    def end_run(self) -> None:
+        """After the last step, however a run ends: end what :meth:`begin_run` set going."""
 
     def begin_phase(self, name: str) -> None:
         """Freeze, thaw or reset networks; called again after a resume, before the weights are restored."""

@@ -92,8 +92,9 @@ def test_each_token_speaks_of_its_own_cells() -> None:
 
 def test_without_changes_a_view_is_what_the_bank_holds() -> None:
     model = begun(*PLAIN)
-    bank = model._bank
-    assert bank is not None and len(bank) == 6
+    assert model._bank is not None
+    bank = model._bank.at(0)
+    assert len(bank) == 6
     views = model.views(films(2), keys([1, 3], epoch=1))  # the second epoch of four rows begins at film 4
     torch.testing.assert_close(views["films"], torch.from_numpy(bank.images[[5, 1]]) / 255)
     torch.testing.assert_close(views["maps"][:, : len(ANATOMY)], torch.from_numpy(bank.anatomy[[5, 1]]) / 255)
@@ -113,7 +114,22 @@ def test_views_follow_from_seed_epoch_and_row_alone() -> None:
     other = PhantomTaught(config("seed=1"))
     other.begin_run(torch.arange(4), lambda rows: rows)
     assert other._bank is not None and model._bank is not None
-    assert (other._bank.images != model._bank.images).any()
+    assert (other._bank.at(0).images != model._bank.at(0).images).any()
+
+
+def test_with_all_films_renewed_no_epoch_shows_those_of_another() -> None:
+    model = begun(*PLAIN, "options.renewed=1", rows=6)
+    numbers = list(range(6))
+    shown = [model.views(films(6), keys(numbers, epoch=epoch))["films"] for epoch in (0, 1, 2)]
+    every = torch.cat(shown).flatten(1)
+    assert len(torch.unique(every, dim=0)) == 18
+    resumed = begun(*PLAIN, "options.renewed=1", rows=6)
+    torch.testing.assert_close(resumed.views(films(6), keys(numbers, epoch=2))["films"], shown[2])
+    held = begun(*PLAIN, rows=6)
+    torch.testing.assert_close(held.views(films(6), keys(numbers))["films"], shown[0])
+    torch.testing.assert_close(held.views(films(6), keys(numbers, epoch=5))["films"], shown[0])
+    model.end_run()
+    PhantomTaught(config()).end_run()  # of a run that ended before it began
 
 
 def test_bad_settings_are_messages() -> None:
