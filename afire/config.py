@@ -167,6 +167,10 @@ class PrototypeConfig(Section):
     place: Literal["grid", "anatomy"] = Field(
         "grid", description="what has a prototype: a cell of the film, or a place in the chest by that film's lungs"
     )
+    lungs: Literal["otsu", "predicted"] = Field(
+        "otsu",
+        description="how place anatomy finds them: by Otsu's threshold, or predicted with the heart (method phantom)",
+    )
     move: float = Field(
         0.0, ge=0, le=0.5, description="largest shift and zoom of training films, so that no position is one place"
     )
@@ -298,6 +302,10 @@ class Config(Section):
         if self.image.size % self.encoder.patch_size:
             raise ValueError(
                 f"image.size {self.image.size} is not a multiple of encoder.patch_size {self.encoder.patch_size}"
+            )
+        if self.prototypes.lungs == "predicted" and self.prototypes.place != "anatomy":
+            raise ValueError(
+                "prototypes.lungs predicted needs prototypes.place anatomy: cells of the film ask no lungs"
             )
         if self.prototypes.place == "anatomy" and self.head.form == "per_position":
             raise ValueError(

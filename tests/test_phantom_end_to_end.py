@@ -103,6 +103,17 @@ def test_two_processes_equal_one_with_afire_beside(data: Path, folder: Path) -> 
             torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=2e-5)
 
 
+def test_predicted_lungs_are_asked_for_on_shards_of_the_weights(data: Path, folder: Path) -> None:
+    places = ("options.afire=1", "prototypes.place=anatomy", "prototypes.lungs=predicted", "training.epochs=1")
+    words = [*PRETRAIN, "--data", data, *(word for text in places for word in ("--set", text))]
+    commands.run(*words, "--out", folder / "predicted")
+    commands.run_processes(2, *words, "--set", "training.shard=fsdp", "--out", folder / "predicted-parts")
+    assert losses_of(folder / "predicted") == pytest.approx(losses_of(folder / "predicted-parts"), rel=1e-4)
+    figure = ("figure", "landmarks", "--weights", folder / "predicted", "--data", data, "--device", "cpu", "--quiet")
+    run_here(*figure, "--out", folder / "landmarks")
+    assert (folder / "landmarks.json").exists()
+
+
 def test_what_it_learnt_is_exported_and_used(run: Path, data: Path, folder: Path) -> None:
     assert (run / "pictures").is_dir()
     run_here("export", run, "--out", folder / "bundle", "--licence", "mit")

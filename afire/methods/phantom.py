@@ -153,7 +153,7 @@ class PhantomTaught(Method):
                     f"options.afire is {self.options.afire:g}, and AFiRe's student is a vision transformer, but "
                     f"encoder.kind is {config.encoder.kind}; set encoder.kind=vit or options.afire=0."
                 )
-            afire = AFiRe(config.model_copy(update={"method": "afire", "options": {}}), generator)
+            afire = AFiRe(config.model_copy(update={"method": "afire", "options": {}}), generator, self._likely_anatomy)
             self.encoder: Trunk = afire.student.encoder
             networks = {"student_head": afire.student.head, "teacher": afire.teacher, "bank": afire.bank}
             for name, network in {
@@ -244,6 +244,15 @@ class PhantomTaught(Method):
         outputs = dict(self.afire(views)) if self.afire is not None else {}
         tokens = self.encoder(self.normalise(views["films"]), views.get("films_depth"))[:, 1:]
         return {**outputs, "told": self._tell(tokens, self.grid), "maps": views["maps"]}
+
+    def _likely_anatomy(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] -> how likely each part of the anatomy covers each cell, (B, A, G, G).
+
+        By tokens of AFiRe's teacher: in training the student drops branches at random.
+        """
+        assert self.afire is not None
+        grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
+        return _Maps(self._tell(self.afire.encode(images, "teacher"), grid).sigmoid()).anatomy
 
     def _tell(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         return cells_of(self.head(tokens), grid, self.options.finer)

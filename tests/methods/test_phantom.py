@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from afire.config import Config
-from afire.data.phantom import ANATOMY, DISEASES
+from afire.data.phantom import ANATOMY, DISEASES, draw_batch
 from afire.detect.maps import Evidence, possible_maps
 from afire.errors import UserError
 from afire.lesions.augment import AugmentSettings
+from afire.lesions.frames import anatomy_places, chest_places
 from afire.methods import check_overrides, complete, make_method
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
@@ -223,6 +224,49 @@ def test_afire_moves_evaluates_and_is_copied_with_it() -> None:
     other.load_state_dict(model.state_dict())
     assert other.afire is not None
     assert torch.equal(other.afire.encode(films(), "student"), model.afire.encode(films(), "student"))
+
+
+PLACED = ("options.afire=1", "prototypes.place=anatomy", "prototypes.lungs=predicted")
+
+
+def test_places_follow_from_the_anatomy_that_it_predicts() -> None:
+    model = begun(*PLACED, "losses.lesion=1", "encoder.drop_path=0.3")
+    assert model.afire is not None
+    drawn = draw_batch(2, range(4), 32, normal_share=1.0)
+    patients = torch.from_numpy(drawn.images)
+    tokens = model.afire.teacher.tokens(model.normalise(patients))
+    likely = cells_of(model.head(tokens), (4, 4), 2).sigmoid()[:, : len(ANATOMY)]
+    with torch.no_grad():
+        torch.testing.assert_close(model.afire.anatomy(patients), likely)  # type: ignore[misc]
+    places = model.afire.places(patients)
+    assert places is not None and not anatomy_places(likely, (4, 4), (4, 4))[1].any()
+    assert torch.equal(places, chest_places(patients, (4, 4), (4, 4))), "nothing is known yet: as by Otsu"
+    views = model.views(patients, keys([0, 1, 2, 3]))
+    assert "place" not in views and torch.equal(model(views)["place"], places)
+    model.afire.anatomy = lambda _: torch.from_numpy(drawn.anatomy).float()
+    known, has_lungs = anatomy_places(torch.from_numpy(drawn.anatomy).float(), (4, 4), (4, 4))
+    outputs = model(views)
+    assert has_lungs.all() and torch.equal(outputs["place"], known) and not torch.equal(known, places)
+    losses = model.losses(outputs)
+    losses.total.backward()
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+    assert model.health(views, losses.as_floats()).numbers["afire_place_entropy"] >= 0
+
+
+def test_a_copy_predicts_its_own_anatomy() -> None:
+    model = begun(*PLACED)
+    twin = copy.deepcopy(model)
+    assert twin.afire is not None and model.afire is not None and twin.afire.anatomy is not None
+    with torch.no_grad():
+        twin.head.bias.add_(1)
+        assert not torch.equal(twin.afire.anatomy(films()), model.afire.anatomy(films()))  # type: ignore[misc]
+
+
+def test_predicted_lungs_need_who_predicts_them() -> None:
+    with pytest.raises(UserError, match="nothing in the method afire predicts anatomy; choose --method phantom"):
+        AFiRe(load_config("tiny", overrides=list(PLACED[1:])))
+    with pytest.raises(UserError, match=r"prototypes\.lungs predicted needs prototypes\.place anatomy"):
+        config("prototypes.lungs=predicted")
 
 
 def test_overlap_and_order_of_known_maps() -> None:
