@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from afire.files import FolderBusyError, folder_lock
 
 T = TypeVar("T")
-_LOW_PRIORITY = 10  # added to the niceness
+_LOW_PRIORITY = 5  # added to the niceness
 
 
 def in_processes(work: Callable[..., T], jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[T]:

@@ -90,7 +90,8 @@ def anatomy_places(anatomy_BAGG: Tensor, tokens: tuple[int, int], places: tuple[
     regions_B3GG = regions_B3GG * (regions_B3GG >= _LIKELY)
     frame, plausible = _frame(regions_B3GG[:, :2].sum(dim=1), TYPICAL_LUNGS)
     right, left = regions_B3GG[:, :2].sum(dim=2).unbind(1)
-    has_lungs = plausible & (_quantile(right, 1 - _EDGE) < _quantile(left, _EDGE) + _BESIDE)
+    sure = (regions_B3GG[:, :2] >= _INSIDE).float().mean(dim=(2, 3)).amin(dim=1) > _SMALLEST / 2
+    has_lungs = plausible & sure & (_quantile(right, 1 - _EDGE) < _quantile(left, _EDGE) + _BESIDE)
     edges = zip(frame, TYPICAL_LUNGS, strict=True)
     frame = ChestFrame(*(torch.where(has_lungs, edge, usual.to(edge)) for edge, usual in edges))
     share_B3RC = F.adaptive_avg_pool2d(regions_B3GG, tokens)

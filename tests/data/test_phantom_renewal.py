@@ -69,7 +69,7 @@ def test_a_share_of_nothing_is_the_bank_as_it_was() -> None:
 def test_films_drawn_ahead_are_those_drawn_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("afire.data.phantom.renewal.WORTH_A_PROCESS", 4)
     ahead = RenewedBank(3, 20, 32, 8, 2, renewed=1.0, epochs=3)
-    assert same(ahead.at(0), PhantomBank.draw(3, 20, 32, 8, 1)) and len(ahead._coming) == 2
+    assert same(ahead.at(0), PhantomBank.draw(3, 20, 32, 8, 1)) and len(ahead._coming) == 5
     assert same(ahead.at(1), PhantomBank.draw(3, 20, 32, 8, 1, first=20))
     assert copy.deepcopy(ahead)._pool is None
     assert same(ahead.at(0), PhantomBank.draw(3, 20, 32, 8, 1)), "another epoch than the one drawn ahead"
@@ -79,6 +79,22 @@ def test_films_drawn_ahead_are_those_drawn_when_asked_for(monkeypatch: pytest.Mo
     ahead.close()
     ahead.close()
     assert ahead._pool is None
+
+
+def test_what_nobody_has_begun_is_drawn_by_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("afire.data.phantom.renewal.WORTH_A_PROCESS", 4)
+    bank = RenewedBank(3, 60, 32, 8, 1, renewed=1.0, epochs=2)
+    bank.at(0)  # the process that draws ahead takes a second to start, and has begun few of 15 jobs by then
+    drawn: list[int] = []
+
+    def draw(*job: Any) -> tuple[int, PhantomBank]:
+        drawn.append(job[2])
+        return draw_piece(*job)
+
+    monkeypatch.setattr("afire.data.phantom.renewal.draw_piece", draw)
+    assert same(bank.at(1), PhantomBank.draw(3, 60, 32, 8, 1, first=60))
+    assert drawn and drawn[0] == 56 and drawn == sorted(drawn, reverse=True), "from the last one on"
+    bank.close()
 
 
 def test_a_process_that_dies_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from afire.processes import in_processes, usable_cores
 from afire.progress import progress
 
 Bytes = NDArray[np.uint8]
-CHUNK = 16  # films that a process draws at a time
+_CHUNK = 16  # films that a process draws at a time
 WORTH_A_PROCESS = 48  # films
 DIED = "a process that draws phantoms has died, perhaps for lack of memory; ask for fewer films or workers."
 _SMALLEST, _LARGEST = 32, 2048
@@ -173,9 +173,9 @@ class PhantomBank:
         """
         _check(count, size, cell, normal_share)
         bank = cls.blank(count, size, cell)
-        starts = range(0, count, CHUNK)
+        starts = range(0, count, _CHUNK)
         jobs = (
-            (seed, first, start, min(CHUNK, count - start), size, cell, normal_share, tuple(among)) for start in starts
+            (seed, first, start, min(_CHUNK, count - start), size, cell, normal_share, tuple(among)) for start in starts
         )
         processes = min(workers if workers is not None else usable_cores(), count // WORTH_A_PROCESS + 1)
         try:

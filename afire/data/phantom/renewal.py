@@ -4,25 +4,28 @@ With N films of which k are drawn anew, the bank of epoch e holds films k e .. k
 in slot p mod N: slots are replaced in turn, and which film is in one follows from (e, slot) alone. So a run that is
 resumed in any epoch, and each of several processes, has the bank of the run that was never stopped.
 
-The films of the next epoch are drawn by processes of low priority while this epoch is trained on. They are the same
-films whether they are ready in time or waited for.
+The films of the next epoch are drawn by processes of low priority while this epoch is trained on. What they have not
+begun when it ends is drawn by the process that needs it, so that a busy machine, which gives them little time, does not
+hold it up. The films are the same whoever draws them, and when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from afire.data.phantom.bank import CHUNK, DIED, WORTH_A_PROCESS, PhantomBank, draw_piece
+from afire.data.phantom.bank import DIED, WORTH_A_PROCESS, PhantomBank, draw_piece
 from afire.data.phantom.diseases import DISEASES
 from afire.errors import UserError
 from afire.processes import background_processes, usable_cores
 
+_CHUNK = 4  # films: a job that has begun is waited for
+_Job = tuple[int, int, int, int, int, int, float, tuple[str, ...]]  # what `draw_piece` takes
 _Piece = tuple[int, PhantomBank]
 
 
@@ -55,7 +58,7 @@ class RenewedBank:
         self._first = 0  # number of the oldest film in the bank
         self._ahead = 0  # number of the first film that is drawn ahead
         self._pool: ProcessPoolExecutor | None = None
-        self._coming: list[Future[_Piece]] = []
+        self._coming: list[tuple[_Job, Future[_Piece]]] = []
 
     @classmethod
     def holding(cls, bank: PhantomBank, cell: int) -> RenewedBank:
@@ -93,14 +96,10 @@ class RenewedBank:
         """Put films ``first`` .. ``first + count - 1`` into their slots: those drawn ahead, or else drawn now."""
         coming, self._coming = self._coming, []
         if coming and (self._ahead, self.per_epoch) == (first, count):
-            try:
-                for future in as_completed(coming):
-                    start, piece = future.result()
-                    _put(bank, first + start, piece)
-            except BrokenProcessPool:
-                raise UserError(DIED) from None
+            for start, piece in _finished(coming):
+                _put(bank, first + start, piece)
             return
-        for future in coming:  # of another epoch than the one that is asked for
+        for _, future in coming:  # of another epoch than the one that is asked for
             future.cancel()
         settings = (self.size, self.cell, self.workers, self.normal_share)
         _put(bank, first, PhantomBank.draw(self.seed, count, *settings, first=first, among=self.among))
@@ -108,10 +107,25 @@ class RenewedBank:
     def _draw_ahead(self, first: int) -> None:
         self._ahead = first
         self._pool = self._pool or background_processes(self.workers)
-        for start in range(0, self.per_epoch, CHUNK):
-            count = min(CHUNK, self.per_epoch - start)
+        for start in range(0, self.per_epoch, _CHUNK):
+            count = min(_CHUNK, self.per_epoch - start)
             job = (self.seed, first, start, count, self.size, self.cell, self.normal_share, self.among)
-            self._coming.append(self._pool.submit(draw_piece, *job))
+            self._coming.append((job, self._pool.submit(draw_piece, *job)))
+
+
+def _finished(coming: Sequence[tuple[_Job, Future[_Piece]]]) -> Iterator[_Piece]:
+    """All pieces: from the last backwards those drawn here that nobody has begun, then the others."""
+    begun = []
+    for job, future in reversed(coming):
+        if future.cancel():
+            yield draw_piece(*job)
+        else:
+            begun.append(future)
+    try:
+        for future in begun:
+            yield future.result()
+    except BrokenProcessPool:
+        raise UserError(DIED) from None
 
 
 def _put(bank: PhantomBank, first: int, piece: PhantomBank) -> None:
