@@ -8,7 +8,9 @@ learnt from drawn films of another seed, predicts the same.
 With --films and --masks, radiographs and lung masks of the same names, spread evenly over the folder, both are compared
 with the masks: Dice, and the mean distance of the edges of a film's frame, as a share of its side.
 
-python benchmarks/lungs.py [--count N] [--films FOLDER --masks FOLDER]
+With --run, a pre-training with prototypes.lungs=predicted, the places that it gives drawn films by its own predictions.
+
+python benchmarks/lungs.py [--count N] [--films FOLDER --masks FOLDER] [--run RUN]
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from afire.detect.base import detector_folder, load_detector
 from afire.detect.taught import KINDS, Finder
 from afire.lesions.frames import TYPICAL_LUNGS, anatomy_places, chest_frame, chest_places, places_in
 from afire.lesions.places import lung_depth
+from afire.methods.phantom import PhantomTaught
+from afire.weights import open_weights
 from afire.weights.hub import BUILTIN
 
 SIDE, FIELD = 128, 56
@@ -70,12 +74,9 @@ def told(name: str, found: Tensor, truth: Tensor) -> str:
     return f"{name}: Dice {values.mean():.3f}, median {values.median():.3f}, below 0.8 in {low:.1%} of {len(values)}"
 
 
-def apart(one: Tensor, other: Tensor) -> str:
-    rows, columns = (
-        (one // PLACES[1] - other // PLACES[1]).abs(),
-        (one % PLACES[1] - other % PLACES[1]).abs(),
-    )
-    far = torch.maximum(rows, columns)
+def apart(one: Tensor, other: Tensor, columns: int = PLACES[1]) -> str:
+    down, across = (one // columns - other // columns).abs(), (one % columns - other % columns).abs()
+    far = torch.maximum(down, across)
     some, more = (far > 0).double().mean(), (far > 1).double().mean()
     return f"another place for {some:.1%} of the tokens, by 2 cells or more for {more:.1%}"
 
@@ -110,16 +111,34 @@ def on_radiographs(films: Path, masks: Path, count: int) -> None:
     print(f"  two lungs in the network's maps: {anatomy_places(likely, TOKENS, PLACES)[1].double().mean():.1%}")
 
 
+def on_its_own(run: Path, count: int) -> None:
+    model = open_weights(run).method.eval()
+    assert isinstance(model, PhantomTaught) and model.afire is not None and model.afire.anatomy is not None
+    batch = draw_batch(31, range(count), model.config.image.size, normal_share=1.0)
+    images, grid = torch.from_numpy(batch.images), model.grid
+    known, _ = anatomy_places(torch.from_numpy(batch.anatomy).float(), grid, grid)
+    with torch.no_grad():
+        has_lungs = anatomy_places(model.afire.anatomy(images), grid, grid)[1].double().mean()
+    own = model.afire.places(images)
+    assert own is not None
+    print(f"{count} drawn films, all normal, {grid[0]} x {grid[1]} places, by {run.name}")
+    print(f"  Otsu: {apart(chest_places(images, grid, grid), known, grid[1])}")
+    print(f"  its own maps, which have two lungs in {has_lungs:.1%}: {apart(own, known, grid[1])}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--films", type=Path)
     parser.add_argument("--masks", type=Path)
+    parser.add_argument("--run", type=Path)
     asked = parser.parse_args()
     for normal_share in (1.0, 0.0):
         on_drawn_films(asked.count, normal_share)
     if asked.films is not None and asked.masks is not None:
         on_radiographs(asked.films, asked.masks, asked.count)
+    if asked.run is not None:
+        on_its_own(asked.run, asked.count)
 
 
 if __name__ == "__main__":

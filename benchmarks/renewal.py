@@ -51,9 +51,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     found: dict[float, list[float]] = {share: [] for share in SHARES}
-    for _ in range(asked.rounds):
+    for number in range(asked.rounds):
         for share in SHARES:
             found[share] += epochs(asked.preset, asked.films, share)
+            print(f"round {number + 1}, {share:.0%}: {found[share][-1]:.1f} s", flush=True)
     held = statistics.median(found[0.0])
     print(f"{asked.preset}, {asked.films} films, {torch.get_num_threads()} threads")
     for share, seconds in found.items():
