@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Fit = Literal["squash", "letterbox", "crop"]
 Voi = Literal["auto", "lut", "window", "none"]
-PRESETS = ("paper", "original", "large", "huge", "small", "tiny")
+PRESETS = ("paper", "original", "large", "huge", "small", "tiny", "residual")
 VIT_SIZES = {  # width, depth, heads
     **{"tiny": (192, 12, 3), "small": (384, 12, 6), "base": (768, 12, 12)},
     **{"large": (1024, 24, 16), "huge": (1280, 32, 16)},
@@ -103,7 +103,7 @@ class EncoderConfig(Section):
     """The encoder: a vision transformer, or the convolutional network of the built-in detector."""
 
     kind: Literal["vit", "residual"] = Field(
-        "vit", description="vision transformer, or residual network (not for pre-training: the built-in detector's)"
+        "vit", description="vision transformer, or the residual network of the built-in detector (for method phantom)"
     )
     size: Literal["tiny", "small", "base", "large", "huge"] | None = Field(
         None, description="tiny, small, base, large or huge instead of width, depth and heads; null = by number"
@@ -187,6 +187,10 @@ class PrototypeConfig(Section):
     sinkhorn_iterations: int = Field(3, ge=1, description="Sinkhorn-Knopp iterations")
     place: Literal["grid", "anatomy"] = Field(
         "grid", description="what has a prototype: a cell of the film, or a place in the chest by that film's lungs"
+    )
+    lungs: Literal["otsu", "predicted"] = Field(
+        "otsu",
+        description="how place anatomy finds them: by Otsu's threshold, or predicted with the heart (method phantom)",
     )
     move: float = Field(
         0.0, ge=0, le=0.5, description="largest shift and zoom of training films, so that no position is one place"
@@ -328,6 +332,10 @@ class Config(Section):
         if self.image.size % self.encoder.patch_size:
             raise ValueError(
                 f"image.size {self.image.size} is not a multiple of encoder.patch_size {self.encoder.patch_size}"
+            )
+        if self.prototypes.lungs == "predicted" and self.prototypes.place != "anatomy":
+            raise ValueError(
+                "prototypes.lungs predicted needs prototypes.place anatomy: cells of the film ask no lungs"
             )
         if self.prototypes.place == "anatomy" and self.head.form == "per_position":
             raise ValueError(

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from afire.files import FolderBusyError, folder_lock
 
 T = TypeVar("T")
+_LOW_PRIORITY = 5  # added to the niceness
 
 
 def in_processes(work: Callable[..., T], jobs: Iterable[tuple[Any, ...]], processes: int) -> Iterator[T]:
@@ -56,6 +57,17 @@ def in_processes(work: Callable[..., T], jobs: Iterable[tuple[Any, ...]], proces
             yield from (future.result() for future in finished)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def background_processes(processes: int) -> ProcessPoolExecutor:
+    """Workers as those of :func:`in_processes`, of low priority: for what is done ahead while this process works."""
+    return ProcessPoolExecutor(max(1, processes), mp_context=get_context("spawn"), initializer=_follow_in_background)
+
+
+def _follow_in_background() -> None:
+    follow_parent()
+    if hasattr(os, "nice"):
+        os.nice(_LOW_PRIORITY)
 
 
 def follow_parent() -> None:

@@ -27,12 +27,15 @@ from afire.lesions.places import lung_depth
 
 ANATOMY = ("prototypes.place=anatomy",)
 MOVED = ("prototypes.move=0.06",)
+TAUGHT_BESIDE = ("method=phantom", "options.afire=1")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "grid": (),
     "grid, moved": MOVED,
     "anatomy": ANATOMY,
     "anatomy, moved": (*ANATOMY, *MOVED),
     "taught by phantoms": ("method=phantom",),
+    "anatomy, taught beside": (*TAUGHT_BESIDE, *ANATOMY),
+    "predicted, taught beside": (*TAUGHT_BESIDE, *ANATOMY, "prototypes.lungs=predicted"),
 }
 SETTINGS = ("encoder.patch_size=8", "run.picture_epochs=0", "training.warmup_epochs=2", "head.clusters=32")
 
@@ -48,21 +51,21 @@ def pretrained(name: str, work: Path, epochs: int, count: int, seed: int) -> Pat
         values = [*SETTINGS, f"training.epochs={epochs}", *VARIANTS[name]]
         if "method=phantom" in values:
             values.append(f"options.films={count}")
-        else:
+        if "method=phantom" not in values or "options.afire=1" in values:
             values += ["losses.lesion=0.5"]
-        given = () if "method=phantom" in values else ("--data", work / "pack")
+        given = ("--data", work / "pack") if "losses.lesion=0.5" in values else ()
         words = ("pretrain", *given, "--out", out, "--preset", "tiny", "--seed", seed, "--device", "cpu", "-q")
         afire(*words, *(word for value in values for word in ("--set", value)))
     return out
 
 
 def last_health(run: Path) -> dict[str, float]:
-    """The last numbers of the health line."""
+    """The last numbers of the health line, those of AFiRe beside phantoms by the names that they have alone."""
     numbers: dict[str, float] = {}
     for line in (run / "metrics.jsonl").read_text().splitlines():
         read = json.loads(line).items()
         numbers.update({name.removeprefix("health/"): value for name, value in read if isinstance(value, float)})
-    return numbers
+    return {**numbers, **{name.removeprefix("afire_"): number for name, number in numbers.items()}}
 
 
 def without_frame(films_BSS: Tensor) -> int:

@@ -113,3 +113,6 @@ def test_every_field_has_a_description() -> None:
 
 def test_the_clis_choices_are_the_configs() -> None:
     assert get_args(options.Fit) == get_args(Fit) and get_args(options.Voi) == get_args(Voi)
+    [annotation, *_] = get_args(options.Preset)
+    [named, _] = get_args(annotation)
+    assert get_args(named) == PRESETS

@@ -77,6 +77,20 @@ def test_a_killed_run_ends_bit_identical(run: Path, folder: Path) -> None:
     assert len(losses_of(out)) == 9
 
 
+def test_a_killed_run_with_renewed_films_ends_bit_identical(folder: Path) -> None:
+    words = [*PRETRAIN, "--set", "options.renewed=0.4", "--set", "training.epochs=4"]
+    commands.run(*words, "--out", folder / "renewed")
+    out = folder / "renewed-killed"
+    process = commands.start(*words, "--out", out)
+    process.wait_until(lambda: len(list(out.glob("checkpoints/step-*"))) >= 8)  # in the midst of the third epoch
+    assert process.kill().code == -9
+    commands.run(*words, "--out", out, "--resume")
+    whole, resumed = weights_of(folder / "renewed"), weights_of(out)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    commands.run_processes(2, *words, "--out", folder / "renewed-two")
+    assert losses_of(folder / "renewed-two") == pytest.approx(losses_of(folder / "renewed"), rel=1e-4)
+
+
 def test_two_processes_equal_one_with_afire_beside(data: Path, folder: Path) -> None:
     words = [*PRETRAIN, "--data", data, "--set", "options.afire=1", "--set", "training.epochs=2"]
     commands.run(*words, "--out", folder / "both")
@@ -87,6 +101,17 @@ def test_two_processes_equal_one_with_afire_beside(data: Path, folder: Path) -> 
     for name in first:
         if "qkv.bias" not in name:  # the bias of the keys does nothing; its gradient is rounding noise
             torch.testing.assert_close(first[name], second[name], rtol=1e-3, atol=2e-5)
+
+
+def test_predicted_lungs_are_asked_for_on_shards_of_the_weights(data: Path, folder: Path) -> None:
+    places = ("options.afire=1", "prototypes.place=anatomy", "prototypes.lungs=predicted", "training.epochs=1")
+    words = [*PRETRAIN, "--data", data, *(word for text in places for word in ("--set", text))]
+    commands.run(*words, "--out", folder / "predicted")
+    commands.run_processes(2, *words, "--set", "training.shard=fsdp", "--out", folder / "predicted-parts")
+    assert losses_of(folder / "predicted") == pytest.approx(losses_of(folder / "predicted-parts"), rel=1e-4)
+    figure = ("figure", "landmarks", "--weights", folder / "predicted", "--data", data, "--device", "cpu", "--quiet")
+    run_here(*figure, "--out", folder / "landmarks")
+    assert (folder / "landmarks.json").exists()
 
 
 def test_what_it_learnt_is_exported_and_used(run: Path, data: Path, folder: Path) -> None:

@@ -63,7 +63,8 @@ Minutes = Annotated[
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Preset = Annotated[
-    Literal["paper", "original", "small", "tiny"] | None, typer.Option("--preset", help="Settings to start from.")
+    Literal["paper", "original", "large", "huge", "small", "tiny", "residual"] | None,
+    typer.Option("--preset", help="Settings to start from."),
 ]
 # Repeated from afire.config, which costs an import of pydantic; a test holds the two together.
 Fit = Literal["squash", "letterbox", "crop"]

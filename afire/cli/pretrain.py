@@ -172,7 +172,7 @@ def pretrain(
     from afire.methods import check_overrides
     from afire.settings import load_config
     from afire.training.pretrain import pretrain as run_pretraining
-    from afire.weights import said_by, start_from
+    from afire.weights import said_by_start, start_from
 
     logger = logging.getLogger("afire")
     arguments = [*_with_method(method, overrides), *([f"seed={seed}"] if seed is not None else [])]
@@ -180,7 +180,7 @@ def pretrain(
     if minutes is not None:
         refuse_two_lengths(settings)
         settings.append(f"training.minutes={minutes}")
-    weights_settings = said_by(init, data, preset) if init is not None else {}
+    weights_settings = said_by_start(init, data, preset) if init is not None else {}
     config = load_config(preset, config_file, settings, weights_settings)
     config = config if data is None else config_for(config, data)
     check_overrides(config.method, settings)

@@ -21,14 +21,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from afire.config import Config, Section
-from afire.data.phantom import ANATOMY, DISEASES, PhantomBank
+from afire.data.phantom import ANATOMY, DISEASES, PhantomBank, RenewedBank
 from afire.detect.base import MODEL, FitTask, Subsets, detector_folder, read_description
 from afire.detect.fit import train_networks
 from afire.detect.learned import (
@@ -99,6 +101,7 @@ class FinderSettings(Section):
     )
     films: int = Field(3000, ge=16, description="phantoms that are drawn when the training begins")
     normal_share: float = Field(0.4, ge=0, lt=1, description="share of them without any finding")
+    renewed: float = Field(0.0, ge=0, le=1, description="share of them that is drawn anew before every epoch")
     faintest: float = Field(0.25, ge=0, lt=1, description="phantoms whose findings are all fainter are not shown")
     pasted: float = Field(0.5, ge=0, le=1, description="share of the normal films that get patches of others")
     donors: int = Field(128, ge=0, description="normal films that patches are cut from; 0 = each film is its own")
@@ -167,8 +170,7 @@ class Finder(Learner):
         self.average = twin(self.network) if self.options.average else None
         # No buffers: pixels of patients must not be saved with the weights.
         self.donors: Donors | None = None
-        self._bank = PhantomBank.blank(1, self.side, CELL)
-        self._shown = torch.zeros(1, dtype=torch.int64)
+        self._bank = RenewedBank.holding(PhantomBank.blank(1, self.side, CELL), CELL)
         self._rows = torch.zeros(1, dtype=torch.int64)
 
     def load_network(self, tensors: Mapping[str, Tensor]) -> None:
@@ -189,18 +191,24 @@ class Finder(Learner):
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
         """Draw the phantoms, and look up the films that patches are cut from."""
         options = self.options
-        self._bank = PhantomBank.draw(
+        self._bank = RenewedBank(
             _TEACHING + self.config.seed,
             options.films,
             self.side,
             CELL,
             normal_share=options.normal_share,
             among=options.kinds,
+            renewed=options.renewed,
+            epochs=self.config.training.epochs,
         )
-        plain = torch.from_numpy(self._bank.normal | (self._bank.severity.max(axis=1) >= options.faintest))
-        self._shown, self._rows = plain.nonzero()[:, 0], rows
+        self._rows = rows
+        if not options.renewed:  # one that moves on is drawn by the first views, which know the epoch
+            self._bank.at(0)
         donors = options.donors if options.pasted else 0
         self.donors = read_donors(rows, donors, self.config.seed, read, self.side)
+
+    def end_run(self) -> None:
+        self._bank.close()
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
@@ -244,9 +252,10 @@ class Finder(Learner):
 
     def _phantoms(self, keys: Keys, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """The phantoms shown with the rows of an epoch: epoch after epoch they go through the bank in turn."""
-        place = torch.searchsorted(self._rows, keys.rows).clamp(max=len(self._rows) - 1)
-        numbers = self._shown[(place + keys.epoch * len(self._rows)) % len(self._shown)].numpy()
-        bank = self._bank
+        bank = self._bank.at(keys.epoch)
+        shown = plain(bank, self.options.faintest)
+        place = torch.searchsorted(self._rows, keys.rows).clamp(max=len(self._rows) - 1).numpy()
+        numbers = shown[(place + keys.epoch * len(self._rows)) % len(shown)]
         channels = [bank.any_finding[numbers][:, None], bank.findings[numbers], bank.anatomy[numbers]]
         maps = torch.cat([torch.from_numpy(channel).to(device) for channel in channels], dim=1).float() / 255
         labels = torch.from_numpy(bank.labels[numbers]).to(device)
@@ -277,6 +286,11 @@ class Finder(Learner):
         """Films (B, C, S, S) in [0, 1] -> logits of every place (B, MAPS, g, g)."""
         places: Tensor = self.network(standardised(shrunk(images[:, :1], self.side)))[0]
         return places
+
+
+def plain(bank: PhantomBank, faintest: float) -> NDArray[np.intp]:
+    """Films of a bank that are normal, or have a finding that is no fainter."""
+    return np.flatnonzero(bank.normal | (bank.severity.max(axis=1) >= faintest))
 
 
 def known_loss(logits: Tensor, target: Tensor, known: Tensor, positive: float = 1.0) -> Tensor:

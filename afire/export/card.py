@@ -140,7 +140,7 @@ def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str
     holds, detector = about["holds"], about["detector"]
     is_method = holds == "method"
     sections = [
-        _front_matter(about["licence"], holds),
+        _front_matter(about["licence"], holds, config),
         f"# {name}\n\n**{_DISCLAIMER}** {_subject(about, config)} exported by afire {about['afire']}.",
         _use(holds, detector is not None, config),
         _data(about["source"]) if is_method else _detector_data(holds, detector),
@@ -159,20 +159,18 @@ def card(name: str, about: Mapping[str, Any], config: Config, sizes: Mapping[str
 def _subject(about: Mapping[str, Any], config: Config) -> str:
     if about["holds"] == "method":
         by = method_type(config.method).__name__
-        return f"A vision transformer for radiographs, pre-trained on normal films by {by} and"
+        return f"A {_KINDS[config.encoder.kind]} for radiographs, pre-trained on normal films by {by} and"
     return f"A detector of abnormal radiographs, `{about['detector']['method']}`, fitted on normal films alone and"
 
 
-_TAGS: dict[Holds, list[str]] = {
-    "method": ["self-supervised-learning", "vision-transformer"],
-    "encoder": ["anomaly-detection", "vision-transformer"],
-    "detector": ["anomaly-detection"],
-}
+_KINDS = {"vit": "vision transformer", "residual": "residual network"}
 
 
-def _front_matter(licence: str, holds: Holds) -> str:
+def _front_matter(licence: str, holds: Holds, config: Config) -> str:
     """Fields that a hub reads. A licence it has no name for is `other`."""
-    lines = ["library_name: afire", "tags:", "- chest-x-ray", *(f"- {tag}" for tag in _TAGS[holds])]
+    tags = ["self-supervised-learning" if holds == "method" else "anomaly-detection"]
+    tags += ["vision-transformer"] if holds != "detector" and config.encoder.kind == "vit" else []
+    lines = ["library_name: afire", "tags:", "- chest-x-ray", *(f"- {tag}" for tag in tags)]
     if licence.lower() in _HUB_LICENCES:
         lines.append(f"license: {licence.lower()}")
     else:
@@ -192,7 +190,9 @@ def _use(holds: Holds, detects: bool, config: Config) -> str:
         lines.append("found = model.detect(images)                 # found.score, found.p_value, found.heatmap")
     encoder_formats = "onnx|hf|timm|torch" if config.encoder.stem == "patch" else "onnx|torch"
     code, formats = "\n".join(lines), "onnx" if holds == "detector" else encoder_formats
-    films = "\n`afire detect run FILMS --model FOLDER --out OUT` scores a folder of films." if detects else ""
+    after = f"\n`afire export FOLDER --format {formats} --out OUT` turns it into the format of another library."
+    after = after if holds == "detector" or config.encoder.kind == "vit" else ""
+    after += "\n`afire detect run FILMS --model FOLDER --out OUT` scores a folder of films." if detects else ""
     return f"""## Use
 
 ```python
@@ -201,8 +201,7 @@ import afire
 {code}
 ```
 
-`afire verify FOLDER` recomputes the outputs for the sample film and says whether they are those of the exporter.
-`afire export FOLDER --format {formats} --out OUT` turns it into the format of another library.{films}"""
+`afire verify FOLDER` recomputes the outputs for the sample film and says whether they are the exporter's.{after}"""
 
 
 _NO_FILM = "No film and no name of a film is in this folder; the sample is drawn, no patient's."
@@ -272,6 +271,8 @@ def _input_row(config: Config) -> str:
 
 def _encoder_row(config: Config) -> str:
     encoder = config.encoder
+    if encoder.kind == "residual":
+        return f"residual network, width {encoder.width}, depth {encoder.depth}, patch {encoder.patch_size}"
     return (
         f"width {encoder.width}, depth {encoder.depth}, heads {encoder.heads}, patch {encoder.patch_size}"
         f"{' by a convolutional stem' if encoder.stem == 'conv' else ''}, {encoder.positions} positions"
@@ -361,6 +362,7 @@ def _limits(config: Config, holds: Holds) -> str:
 
 def _files(components: Sequence[str], has_detector: bool, config: Config) -> str:
     names = "in timm's names" + ("" if config.encoder.stem == "patch" else " but for its convolutional stem")
+    names = names if config.encoder.kind == "vit" else "in afire's names"
     other_files = ", ".join(f"`{name}.safetensors`" for name in components if name != ENCODER)
     files = [
         f"`encoder.safetensors` ({names}: the one to use)" if ENCODER in components else "",

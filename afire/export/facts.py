@@ -30,7 +30,7 @@ def source_facts(weights: Weights) -> dict[str, Any]:
         return dict(weights.bundle.about["source"])
     assert isinstance(weights, RunWeights)  # others hold neither a method nor a detector
     # A detector's own networks were trained in a folder of it; any other training there began from given weights.
-    run = weights.run if weights.holds_vit else weights.run / ADAPT
+    run = weights.run if weights.holds_networks else weights.run / ADAPT
     environment = _read_if_there(run / ENVIRONMENT)
     return {
         "run": weights.run.resolve().name,

@@ -56,7 +56,7 @@ def constants(image: ImageConfig) -> tuple[list[float], list[float]] | None:
 def input_settings(weights: Weights) -> ImageConfig:
     """How a film becomes the input. A detector with networks of its own takes it grey in [0, 1] and does the rest."""
     image = weights.config.image
-    return image if weights.holds_vit else image.model_copy(update={"normalise": "none", "channels": 1})
+    return image if weights.holds_networks else image.model_copy(update={"normalise": "none", "channels": 1})
 
 
 def preprocessing(image: ImageConfig) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def outputs(weights: Weights, film: Tensor) -> dict[str, Tensor]:
     (1, L, P), and the method's own readouts. Of a detector whose networks are its own nothing: see
     :func:`detector_outputs`.
     """
-    if not weights.holds_vit:
+    if not weights.holds_networks:
         return {}
     if not weights.holds_method:
         return trunk_outputs(weights, film)
@@ -156,7 +156,7 @@ def verify_bundle(bundle: Bundle) -> Iterator[Check]:
     for device in devices():
         yield _guarded(f"torch {device}", expected, partial(_on_device, weights, detector, film, device))
     for form in FORMATS.values():
-        if not (weights.holds_vit or form.has_detectors):
+        if not (weights.holds_vit or (form.has_detectors and detector is not None)):
             continue
         absent = missing(form.needs_to_write + form.needs_to_run)
         if absent:
@@ -187,7 +187,7 @@ def devices() -> list[str]:
 
 def _on_device(weights: Weights, detector: AnomalyDetector | None, film: Tensor, device: str) -> dict[str, Tensor]:
     networks: list[nn.Module] = [] if detector is None else [detector]
-    if weights.holds_vit:
+    if weights.holds_networks:
         networks += [weights.method] if weights.holds_method else [weights.trunk, weights.normalise]
     try:
         for network in networks:

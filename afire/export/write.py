@@ -139,6 +139,8 @@ def convert(
 
 
 def _check(backbone: Weights, form: Format, detector: AnomalyDetector | None, preprocess: Preprocess) -> None:
+    if backbone.holds_method and not (form.has_detectors and detector is not None):
+        backbone.check_vit()
     if not (backbone.holds_vit or form.has_detectors):
         raise UserError(
             f"{backbone.name} holds the detector {backbone.config.method} alone, and --format {form.name} takes an "

@@ -8,7 +8,7 @@ i.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -93,9 +93,23 @@ class AFiRe(Method):
     networks = ("teacher", "student")
     sections = ("lesions", "head", "decoder", "prototypes", "losses")
 
-    def __init__(self, config: Config, generator: torch.Generator | None = None) -> None:
-        """Initial weights come from ``generator``, or from ``config.seed`` without one."""
+    def __init__(
+        self,
+        config: Config,
+        generator: torch.Generator | None = None,
+        anatomy: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Initial weights come from ``generator``, or from ``config.seed`` without one.
+
+        ``anatomy`` predicts from images (B, C, H, W) how likely each part of it covers each cell (B, A, G, G).
+        """
         super().__init__(config)
+        self.anatomy = anatomy if config.prototypes.lungs == "predicted" else None
+        if config.prototypes.lungs == "predicted" and anatomy is None:
+            raise UserError(
+                "prototypes.lungs is predicted, and nothing in the method afire predicts anatomy; choose --method "
+                "phantom --set options.afire=1, whose head learns it from drawn films, or set prototypes.lungs=otsu."
+            )
         losses = config.losses
         encoder = VisionTransformer.from_config(config.encoder, config.image)
         self.teacher_temperature = (
@@ -165,8 +179,9 @@ class AFiRe(Method):
             check_values=config.run.check_images,
         )
         views = {"images": images, "lesioned": lesioned, "mask": mask}
-        if self.student.head is not None and (place := self.places(images)) is not None:
-            views["place"] = place
+        # Predicted ones are asked for in `forward`, where sharded weights are whole.
+        if self.student.head is not None and self.by_anatomy and self.anatomy is None:
+            views["place"] = self._places(images)
         if config.encoder.drop_path > 0:
             draws = depth_draws(config.encoder.depth, keys.seed, keys.step, keys.rows, config.lesions.views)
             views["depth"] = draws.to(images.device)
@@ -199,9 +214,8 @@ class AFiRe(Method):
             outputs["student"] = self._project(self.student, tokens, self.config.losses.student_temperature)
             if self.training or self.bank is None:
                 outputs["teacher"] = self._teacher_says(images)
-            place = views["place"] if "place" in views else self.places(views["images"])
-            if place is not None:
-                outputs["place"] = place
+            if self.by_anatomy or "place" in views:
+                outputs["place"] = self._place_of(views)
         return outputs
 
     def _lesion_shares(self, mask: Tensor, abnormal: Tensor) -> Tensor:
@@ -358,7 +372,8 @@ class AFiRe(Method):
         labels = token_labels(mask, self.patch_size)
         health = measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
         weights, places = self.config.losses, len(self.prototypes)
-        nats = place_nats(views["place"][:_HEALTH_FILMS], places) if self.by_anatomy else math.log(places)
+        place = self._place_of(views)[:_HEALTH_FILMS] if self.by_anatomy else None
+        nats = math.log(places) if place is None else place_nats(place, places)
         numbers = information(
             nats,
             losses["structure"] if weights.structure else None,
@@ -373,8 +388,8 @@ class AFiRe(Method):
             shown += f", I(token; place) at least {numbers['place_information']:.2f} of {nats:.2f} nats"
         if "category_term" in numbers:
             shown += f", category term {numbers['category_term']:.2f}"
-        if self.by_anatomy:
-            numbers["place_entropy"] = entropy = place_entropy(views["place"][:_HEALTH_FILMS], places)
+        if place is not None:
+            numbers["place_entropy"] = entropy = place_entropy(place, places)
             shown += f", position leaves {entropy:.2f} nats of the place open"
         return replace(health, numbers={**health.numbers, **numbers}, shown=shown)
 
@@ -423,7 +438,15 @@ class AFiRe(Method):
                 "prototypes of places in the chest (prototypes.place is anatomy) cannot be asked in a graph: lungs are "
                 "found by steps that depend on the film; choose a score without surprise, or export a bundle."
             )
-        return chest_places(images, grid_of(images.shape[-2], images.shape[-1], self.patch_size), self.grid)
+        return self._places(images)
+
+    @torch.no_grad()
+    def _places(self, images: Tensor) -> Tensor:
+        tokens = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
+        return chest_places(images, tokens, self.grid, self.anatomy(images) if self.anatomy is not None else None)
+
+    def _place_of(self, views: Views) -> Tensor:
+        return views["place"] if "place" in views else self._places(views["images"])
 
     @property
     def prototypes(self) -> Tensor:

@@ -16,6 +16,7 @@ networks that learn in the same way. The loop calls, in this order:
     frozen(progress)                   parameters whose gradient is dropped at this step
     after_step(losses)                 EMA, queues, prototypes
     health(views, losses)              at the end of an epoch
+    end_run()                          once, after the last step, also of a run that is stopped or fails
 
 Outputs have the films first, so that an update made in several pieces can be judged as one: the loop joins the
 outputs of the pieces, asks for the losses once, and carries the gradient back piece by piece.
@@ -40,6 +41,7 @@ from afire.config import Config, Section
 from afire.errors import UserError
 from afire.lesions.places import Draw, keyed, unit
 from afire.methods.health import Health
+from afire.nn.residual import ResidualTrunk, Trunk
 from afire.nn.vit import Block, Normalise, VisionTransformer, check_films, grid_of, layer_of, patchify, unpatchify
 from afire.settings import validate
 
@@ -192,6 +194,9 @@ class Learner(nn.Module, ABC):
         a resume: it may depend on the settings and on the films, not on the weights.
         """
 
+    def end_run(self) -> None:
+        """After the last step, however a run ends: end what :meth:`begin_run` set going."""
+
     def begin_phase(self, name: str) -> None:
         """Freeze, thaw or reset networks; called again after a resume, before the weights are restored."""
 
@@ -279,9 +284,16 @@ class Method(Learner):
     """Names of its trunks; the first is the one that is exported and that tasks start from."""
     sections: ClassVar[tuple[str, ...]]
     """Groups of settings that it reads beside image, encoder, training and run."""
+    any_trunk: ClassVar[bool] = False
+    """Whether its trunk may be a residual network, too, and not a vision transformer alone."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        if config.encoder.kind != "vit" and not self.any_trunk:
+            raise UserError(
+                f"the method {config.method} pre-trains vision transformers, and encoder.kind is "
+                f"{config.encoder.kind}; leave that out, or choose --method phantom."
+            )
         self.normalise = Normalise(config.image)
         self.patch_size = config.encoder.patch_size
         self.grid = grid_of(config.image.size, config.image.size, self.patch_size)
@@ -291,21 +303,21 @@ class Method(Learner):
     def trunk_prefix(cls, network: str | None = None) -> str:
         """Where the tensors of a trunk lie in the state dict, such as ``teacher.encoder.``."""
 
-    def trunk(self, network: str | None = None) -> VisionTransformer:
+    def trunk(self, network: str | None = None) -> Trunk:
         """A trunk by name; without one the trunk that is exported."""
         trunk = self.get_submodule(self.trunk_prefix(network).rstrip("."))
-        assert isinstance(trunk, VisionTransformer)
+        assert isinstance(trunk, VisionTransformer | ResidualTrunk)
         return trunk
 
     def layers_behind(self, name: str) -> int:
-        depth = self.config.encoder.depth
+        depth = len(self.trunk().blocks)
         for prefix in map(self.trunk_prefix, self.networks):
             if name.startswith(prefix):
                 return depth + 1 - layer_of(name.removeprefix(prefix), depth)
         return 0
 
     def hold_blocks(self) -> None:
-        depth, held = self.config.encoder.depth, self.config.training.frozen_blocks
+        depth, held = len(self.trunk().blocks), self.config.training.frozen_blocks
         if held > depth:
             raise UserError(f"training.frozen_blocks is {held}, but the encoder has {depth} blocks.")
         for network in self.networks if held else ():

@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from afire.config import Config, Section
-from afire.data.phantom import ANATOMY, DISEASES, PhantomBank
+from afire.data.phantom import ANATOMY, DISEASES, PhantomBank, RenewedBank
 from afire.errors import UserError
 from afire.lesions.augment import AugmentSettings, augmented
 from afire.methods.afire import AFiRe
@@ -28,7 +28,8 @@ from afire.methods.base import ALL, Keys, Losses, Method, Outputs, Panel, Progre
 from afire.methods.dense import cell_side, cells_of, dense_loss, highest_of_tokens, order, overlap
 from afire.methods.health import Colour, Health, effective_rank
 from afire.nn import distributed
-from afire.nn.vit import VisionTransformer, check_films, grid_of, initialise
+from afire.nn.residual import Trunk, initialise_trunk, make_trunk
+from afire.nn.vit import check_films, grid_of, initialise
 from afire.processes import usable_cores
 
 MAPS = len(ANATOMY) + len(DISEASES) + 1
@@ -62,6 +63,7 @@ class PhantomSettings(Section):
 
     films: int = Field(4000, ge=1, description="phantoms that are drawn when a run begins")
     normal_share: float = Field(0.5, ge=0, le=1, description="share of them without any finding")
+    renewed: float = Field(0.0, ge=0, le=1, description="share of them that is drawn anew before every epoch")
     finer: int = Field(2, ge=1, le=16, description="cells along a token's side that the head tells apart")
     anatomy: float = Field(1.0, ge=0, description="weight of the anatomy's maps")
     findings: float = Field(2.0, ge=0, description="weight of the masks of findings, by kind")
@@ -101,6 +103,7 @@ class PhantomTaught(Method):
 
     networks = ("encoder",)
     sections: ClassVar[tuple[str, ...]] = AFiRe.sections
+    any_trunk = True
     settings_type = PhantomSettings
     options: PhantomSettings
     afire: AFiRe | None
@@ -115,7 +118,7 @@ class PhantomTaught(Method):
         self.head = nn.Linear(config.encoder.width, MAPS * options.finer**2)
         initialise(self.head, generator)
         nn.init.constant_(self.head.bias, _RARE)
-        self._bank: PhantomBank | None = None
+        self._bank: RenewedBank | None = None
         self._rows = torch.zeros(1, dtype=torch.int64)
 
     def _share(self, config: Config, generator: torch.Generator) -> None:
@@ -126,8 +129,13 @@ class PhantomTaught(Method):
         """
         afire: AFiRe | None = None
         if self.options.afire:
-            afire = AFiRe(config.model_copy(update={"method": "afire", "options": {}}), generator)
-            self.encoder = afire.student.encoder
+            if config.encoder.kind != "vit":
+                raise UserError(
+                    f"options.afire is {self.options.afire:g}, and AFiRe's student is a vision transformer, but "
+                    f"encoder.kind is {config.encoder.kind}; set encoder.kind=vit or options.afire=0."
+                )
+            afire = AFiRe(config.model_copy(update={"method": "afire", "options": {}}), generator, self._likely_anatomy)
+            self.encoder: Trunk = afire.student.encoder
             networks = {"student_head": afire.student.head, "teacher": afire.teacher, "bank": afire.bank}
             for name, network in {
                 **networks,
@@ -138,8 +146,8 @@ class PhantomTaught(Method):
                 if network is not None:
                     self.add_module(name, network)
         else:
-            self.encoder = VisionTransformer.from_config(config.encoder, config.image)
-            initialise(self.encoder, generator)
+            self.encoder = make_trunk(config.encoder, config.image)
+            initialise_trunk(self.encoder, generator)
         object.__setattr__(self, "afire", afire)
 
     def train(self, mode: bool = True) -> PhantomTaught:
@@ -157,14 +165,30 @@ class PhantomTaught(Method):
         return 0 if options.afire else options.films
 
     def begin_run(self, rows: Tensor, read: ReadFilms) -> None:
-        """Draw the bank, the same on every process and after a resume, and begin what AFiRe needs."""
-        options, image = self.options, self.config.image
-        workers = max(1, usable_cores() // distributed.world_size())
-        seed = _TEACHING + self.config.seed
-        self._bank = PhantomBank.draw(seed, options.films, image.size, self.cell, workers, options.normal_share)
+        """Draw the bank, the same on every process and after a resume, and begin what AFiRe needs.
+
+        One that moves on with the epochs is drawn by the first :meth:`views`, which know the epoch.
+        """
+        options, config = self.options, self.config
+        self._bank = RenewedBank(
+            _TEACHING + config.seed,
+            options.films,
+            config.image.size,
+            self.cell,
+            max(1, usable_cores() // distributed.world_size()),
+            options.normal_share,
+            renewed=options.renewed,
+            epochs=config.training.epochs,
+        )
         self._rows = rows
+        if not options.renewed:
+            self._bank.at(0)
         if self.afire is not None:
             self.afire.begin_run(rows, read)
+
+    def end_run(self) -> None:
+        if self._bank is not None:
+            self._bank.close()
 
     @torch.no_grad()
     def views(self, images: Tensor, keys: Keys) -> Views:
@@ -190,10 +214,11 @@ class PhantomTaught(Method):
         """The phantoms that stand for the rows of an epoch: epoch after epoch they go through the bank in turn."""
         if self._bank is None:
             raise UserError("no phantom has been drawn yet: a run draws its bank when it begins (begin_run).")
+        bank = self._bank.at(keys.epoch)
         place = torch.searchsorted(self._rows, keys.rows).clamp(max=len(self._rows) - 1)
-        numbers = ((place + keys.epoch * len(self._rows)) % len(self._bank)).numpy()
-        images = torch.from_numpy(self._bank.images[numbers]).to(device)
-        both = (self._bank.anatomy[numbers], self._bank.findings[numbers])
+        numbers = ((place + keys.epoch * len(self._rows)) % len(bank)).numpy()
+        images = torch.from_numpy(bank.images[numbers]).to(device)
+        both = (bank.anatomy[numbers], bank.findings[numbers])
         maps = torch.cat([torch.from_numpy(values).to(device) for values in both], dim=1)
         return images.float() / 255, maps.float() / 255
 
@@ -202,6 +227,15 @@ class PhantomTaught(Method):
         outputs = dict(self.afire(views)) if self.afire is not None else {}
         tokens = self.encoder(self.normalise(views["films"]), views.get("films_depth"))[:, 1:]
         return {**outputs, "told": self._tell(tokens, self.grid), "maps": views["maps"]}
+
+    def _likely_anatomy(self, images: Tensor) -> Tensor:
+        """Images in [0, 1] -> how likely each part of the anatomy covers each cell, (B, A, G, G).
+
+        By tokens of AFiRe's teacher: in training the student drops branches at random.
+        """
+        assert self.afire is not None
+        grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
+        return _Maps(self._tell(self.afire.encode(images, "teacher"), grid).sigmoid()).anatomy
 
     def _tell(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         return cells_of(self.head(tokens), grid, self.options.finer)
@@ -243,7 +277,7 @@ class PhantomTaught(Method):
     def flops(self) -> float:
         """As for any learner, on a blank film, because the bank is not drawn yet."""
         drawn, rows = self._bank, self._rows
-        self._bank = PhantomBank.blank(1, self.config.image.size, self.cell)
+        self._bank = RenewedBank.holding(PhantomBank.blank(1, self.config.image.size, self.cell), self.cell)
         self._rows = torch.zeros(1, dtype=torch.int64)
         try:
             return super().flops()

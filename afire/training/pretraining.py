@@ -155,6 +155,12 @@ class Pretraining(Trainer):
             for turn in self.model.turns
         }
 
+    def train(self) -> Ending:
+        try:
+            return super().train()
+        finally:
+            self.model.end_run()
+
     # Phases
 
     def _check_phases(self) -> None:

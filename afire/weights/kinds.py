@@ -119,6 +119,11 @@ class Weights(ABC):
         """Whether that encoder is a vision transformer, which other libraries and pre-training know."""
         return self.holds_trunk and self.config.encoder.kind == "vit"
 
+    @property
+    def holds_networks(self) -> bool:
+        """Whether there is more than the networks of a detector: a vision transformer, or a whole method."""
+        return self.holds_vit or self.holds_method
+
     def check_trunk(self) -> None:
         """A message where there is no encoder to start from."""
         if self._why_no_trunk:

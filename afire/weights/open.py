@@ -20,11 +20,12 @@ from afire.config import Config
 from afire.data.pack import is_pack, read_summary
 from afire.errors import UserError
 from afire.methods import Method
+from afire.nn.residual import PATCH, ResidualTrunk, Trunk
 from afire.settings import load_config
 from afire.training.run_folder import CONFIG, MODEL, newest_checkpoint
 from afire.weights.architecture import TIMM, is_timm_name
 from afire.weights.bundle import DETECTOR_SETTINGS, is_bundle, open_bundle
-from afire.weights.files import fill_encoder
+from afire.weights.files import fill_encoder, misfit
 from afire.weights.hub import bundle_name, is_hub_name, local_path
 from afire.weights.kinds import RANDOM, FileWeights, RandomWeights, TimmWeights, Weights
 from afire.weights.own import BundleWeights, DetectorWeights, RunWeights
@@ -100,6 +101,23 @@ def said_by(source: str | Path, data: Path | None = None, preset: str | None = N
     return settings
 
 
+def said_by_start(source: str | Path, data: Path | None = None, preset: str | None = None) -> Mapping[str, Any]:
+    """As :func:`said_by`, for a pre-training that starts from ``source``: a residual network says what it is, too."""
+    if str(source) == RANDOM or not _holds_residual(weights := open_weights(source)):
+        return said_by(source, data, preset)
+    image = weights.config.image
+    packed = read_summary(data).settings.size if data is not None and is_pack(data) else image.size
+    size = packed if packed % PATCH == 0 else image.size
+    return {
+        "encoder": weights.config.encoder.model_dump(),
+        "image": {"size": size, "channels": image.channels, "normalise": image.normalise},
+    }
+
+
+def _holds_residual(weights: Weights) -> bool:
+    return weights.holds_trunk and not weights.holds_vit
+
+
 def start_from(source: str | Path) -> Callable[[Method], None]:
     """What gives all trunks of a method the weights of an encoder, before its first step.
 
@@ -108,11 +126,11 @@ def start_from(source: str | Path) -> Callable[[Method], None]:
     weights = open_weights(source)
     if isinstance(weights, RandomWeights):
         weights.read_trunk()  # says that they lie in no file
-    weights.check_vit()
+    weights.check_trunk()
 
     def start(method: Method) -> None:
         first, *others = (method.trunk(network) for network in method.networks)
-        report = fill_encoder(first, *weights.read_trunk()).message()
+        report = _fill(first, weights)
         if isinstance(weights, FileWeights):
             report = f"{weights.architecture.message(method.config)}; {report}"
         for trunk in others:
@@ -121,6 +139,26 @@ def start_from(source: str | Path) -> Callable[[Method], None]:
             logger.info("start from %s: %s", source, report)
 
     return start
+
+
+def _fill(trunk: Trunk, weights: Weights) -> str:
+    """Load the encoder's tensors into a trunk of its kind; the report."""
+    if not isinstance(trunk, ResidualTrunk):
+        weights.check_vit()
+        return fill_encoder(trunk, *weights.read_trunk()).message()
+    if not _holds_residual(weights):
+        raise UserError(
+            f"{weights.name} holds a ViT, and a residual network is needed (encoder.kind is residual); give builtin or "
+            "a run of one, or leave out encoder.kind."
+        )
+    own, encoder = weights.trunk.state_dict(), weights.config.encoder
+    if misfit(trunk.state_dict(), own):
+        raise UserError(
+            f"{weights.name} has encoder.width {encoder.width} and encoder.depth {encoder.depth}; leave both out, "
+            "because a residual network brings its own."
+        )
+    trunk.load_state_dict(own)
+    return weights.report
 
 
 @dataclass

@@ -84,7 +84,7 @@ def test_a_bank_holds_the_films_of_its_numbers(bank: PhantomBank) -> None:
 
 
 def test_processes_and_pieces_change_nothing(bank: PhantomBank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("afire.data.phantom.bank._WORTH_A_PROCESS", 10)
+    monkeypatch.setattr("afire.data.phantom.bank.WORTH_A_PROCESS", 10)
     assert same(PhantomBank.draw(5, 20, 32, 4, workers=2), bank)
     later = PhantomBank.draw(5, 3, 32, 4, workers=1, first=17)
     np.testing.assert_array_equal(later.images, bank.images[17:])

@@ -11,7 +11,18 @@ import torch
 from torch import Tensor
 
 from afire.config import Config
-from afire.detect.taught import CELL, KINDS, MAPS, Finder, FinderConfig, FinderSettings, Taught, film_loss, known_loss
+from afire.detect.taught import (
+    CELL,
+    KINDS,
+    MAPS,
+    Finder,
+    FinderConfig,
+    FinderSettings,
+    Taught,
+    film_loss,
+    known_loss,
+    plain,
+)
 from afire.errors import UserError
 from afire.methods.base import Keys
 from afire.settings import load_config
@@ -88,10 +99,26 @@ def test_views_are_normal_films_and_phantoms_and_follow_from_their_keys() -> Non
 
 def test_faint_phantoms_are_not_shown_and_without_pastes_normal_films_are_normal() -> None:
     finder, images = begun(pasted=0.0, faintest=0.6, normal_share=0.2)
-    severity = finder._bank.severity[finder._shown.numpy()].max(axis=1)
-    assert ((severity == 0) | (severity >= 0.6)).all() and (severity > 0).any() and len(finder._shown) < 48
+    bank = finder._bank.at(0)
+    shown = plain(bank, 0.6)
+    severity = bank.severity[shown].max(axis=1)
+    assert ((severity == 0) | (severity >= 0.6)).all() and (severity > 0).any() and len(shown) < 48
     views = finder.views(images[:8], Keys(0, 0, 0, torch.arange(8)))
     assert finder.donors is None and not views["maps"][:8].any() and not views["labels"][:8].any()
+
+
+def test_phantoms_drawn_anew_follow_from_the_epoch() -> None:
+    finder, images = begun(pasted=0.0, renewed=0.5)
+    rows = torch.arange(8)
+    first, later = (finder.views(images[:8], Keys(0, epoch, 0, rows)) for epoch in (0, 1))
+    resumed, _ = begun(pasted=0.0, renewed=0.5)
+    again = resumed.views(images[:8], Keys(0, 1, 0, rows))
+    assert torch.equal(again["images"], later["images"]) and torch.equal(again["maps"], later["maps"])
+    held, _ = begun(pasted=0.0)
+    assert torch.equal(held.views(images[:8], Keys(0, 0, 0, rows))["images"], first["images"])
+    old, new = finder._bank.at(0).images.copy(), finder._bank.at(1).images
+    assert sum(not np.array_equal(*pair) for pair in zip(old, new, strict=True)) == 24, "half of the films are others"
+    finder.end_run()
 
 
 def test_every_parameter_learns() -> None:

@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 
 from afire.config import Config
-from afire.data.phantom import ANATOMY, DISEASES
+from afire.data.phantom import ANATOMY, DISEASES, draw_batch
 from afire.detect.maps import Evidence, possible_maps
 from afire.errors import UserError
 from afire.lesions.augment import AugmentSettings
+from afire.lesions.frames import anatomy_places, chest_places
 from afire.methods import check_overrides, complete, make_method
 from afire.methods.afire import AFiRe
 from afire.methods.base import Keys
+from afire.methods.dense import cells_of
 from afire.methods.phantom import MAPS, PhantomTaught
+from afire.nn.residual import ResidualTrunk
 from afire.settings import load_config
 
 PLAIN = [f"options.augment.{name}=0" for name in AugmentSettings.model_fields]
@@ -62,8 +65,9 @@ def test_losses_are_those_of_each_kind_of_map() -> None:
 
 def test_without_changes_a_view_is_what_the_bank_holds() -> None:
     model = begun(*PLAIN)
-    bank = model._bank
-    assert bank is not None and len(bank) == 6
+    assert model._bank is not None
+    bank = model._bank.at(0)
+    assert len(bank) == 6
     views = model.views(films(2), keys([1, 3], epoch=1))  # the second epoch of four rows begins at film 4
     torch.testing.assert_close(views["films"], torch.from_numpy(bank.images[[5, 1]]) / 255)
     torch.testing.assert_close(views["maps"][:, : len(ANATOMY)], torch.from_numpy(bank.anatomy[[5, 1]]) / 255)
@@ -83,7 +87,22 @@ def test_views_follow_from_seed_epoch_and_row_alone() -> None:
     other = PhantomTaught(config("seed=1"))
     other.begin_run(torch.arange(4), lambda rows: rows)
     assert other._bank is not None and model._bank is not None
-    assert (other._bank.images != model._bank.images).any()
+    assert (other._bank.at(0).images != model._bank.at(0).images).any()
+
+
+def test_with_all_films_renewed_no_epoch_shows_those_of_another() -> None:
+    model = begun(*PLAIN, "options.renewed=1", rows=6)
+    numbers = list(range(6))
+    shown = [model.views(films(6), keys(numbers, epoch=epoch))["films"] for epoch in (0, 1, 2)]
+    every = torch.cat(shown).flatten(1)
+    assert len(torch.unique(every, dim=0)) == 18
+    resumed = begun(*PLAIN, "options.renewed=1", rows=6)
+    torch.testing.assert_close(resumed.views(films(6), keys(numbers, epoch=2))["films"], shown[2])
+    held = begun(*PLAIN, rows=6)
+    torch.testing.assert_close(held.views(films(6), keys(numbers))["films"], shown[0])
+    torch.testing.assert_close(held.views(films(6), keys(numbers, epoch=5))["films"], shown[0])
+    model.end_run()
+    PhantomTaught(config()).end_run()  # of a run that ended before it began
 
 
 def test_bad_settings_are_messages() -> None:
@@ -111,6 +130,33 @@ def test_every_parameter_has_a_gradient_and_flops_are_counted() -> None:
     alone, both = PhantomTaught(config()), PhantomTaught(config("options.afire=1"))
     assert both.flops() > 1.5 * alone.flops() > 0
     assert alone._bank is None
+
+
+def test_the_encoder_may_be_a_residual_network() -> None:
+    settings = ("encoder.kind=residual", "encoder.width=56", "encoder.depth=5", "encoder.heads=1")
+    model = begun(*settings, "image.normalise=none")
+    assert isinstance(model.encoder, ResidualTrunk)
+    views = model.views(films(), keys([0, 1, 2, 3]))
+    told = model(views)["told"]
+    tokens = model.encoder(views["films"])[:, 1:]
+    torch.testing.assert_close(told, cells_of(model.head(tokens), (4, 4), 2))
+    model.losses(model(views)).total.backward()
+    assert all(weight.grad is not None for weight in model.parameters())
+    assert PhantomTaught(config(*settings)).flops() > 0
+    layers = [model.layers_behind(name) for name in ("head.weight", "encoder.stages.2.0.x", "encoder.stem.1.0.weight")]
+    assert layers == [0, 1, 4]
+    with pytest.raises(UserError, match=r"AFiRe's student is a vision transformer, but encoder\.kind is residual"):
+        begun(*settings, "options.afire=1")
+
+
+def test_stages_of_a_residual_network_keep_still() -> None:
+    settings = ("encoder.kind=residual", "encoder.width=56", "encoder.depth=5", "encoder.heads=1")
+    model = begun(*settings, "training.frozen_blocks=2")
+    model.hold_blocks()
+    trained = {".".join(name.split(".")[:3]) for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trained == {"encoder.stages.2", "head.weight", "head.bias"}
+    with pytest.raises(UserError, match="frozen_blocks is 4, but the encoder has 3 blocks"):
+        begun(*settings, "training.frozen_blocks=4").hold_blocks()
 
 
 def test_afire_beside_it_is_afire_itself() -> None:
@@ -150,6 +196,49 @@ def test_afire_moves_evaluates_and_is_copied_with_it() -> None:
     other.load_state_dict(model.state_dict())
     assert other.afire is not None
     assert torch.equal(other.afire.encode(films(), "student"), model.afire.encode(films(), "student"))
+
+
+PLACED = ("options.afire=1", "prototypes.place=anatomy", "prototypes.lungs=predicted")
+
+
+def test_places_follow_from_the_anatomy_that_it_predicts() -> None:
+    model = begun(*PLACED, "losses.lesion=1", "encoder.drop_path=0.3")
+    assert model.afire is not None
+    drawn = draw_batch(2, range(4), 32, normal_share=1.0)
+    patients = torch.from_numpy(drawn.images)
+    tokens = model.afire.teacher.tokens(model.normalise(patients))
+    likely = cells_of(model.head(tokens), (4, 4), 2).sigmoid()[:, : len(ANATOMY)]
+    with torch.no_grad():
+        torch.testing.assert_close(model.afire.anatomy(patients), likely)  # type: ignore[misc]
+    places = model.afire.places(patients)
+    assert places is not None and not anatomy_places(likely, (4, 4), (4, 4))[1].any()
+    assert torch.equal(places, chest_places(patients, (4, 4), (4, 4))), "nothing is known yet: as by Otsu"
+    views = model.views(patients, keys([0, 1, 2, 3]))
+    assert "place" not in views and torch.equal(model(views)["place"], places)
+    model.afire.anatomy = lambda _: torch.from_numpy(drawn.anatomy).float()
+    known, has_lungs = anatomy_places(torch.from_numpy(drawn.anatomy).float(), (4, 4), (4, 4))
+    outputs = model(views)
+    assert has_lungs.all() and torch.equal(outputs["place"], known) and not torch.equal(known, places)
+    losses = model.losses(outputs)
+    losses.total.backward()
+    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
+    assert model.health(views, losses.as_floats()).numbers["afire_place_entropy"] >= 0
+
+
+def test_a_copy_predicts_its_own_anatomy() -> None:
+    model = begun(*PLACED)
+    twin = copy.deepcopy(model)
+    assert twin.afire is not None and model.afire is not None and twin.afire.anatomy is not None
+    with torch.no_grad():
+        twin.head.bias.add_(1)
+        assert not torch.equal(twin.afire.anatomy(films()), model.afire.anatomy(films()))  # type: ignore[misc]
+
+
+def test_predicted_lungs_need_who_predicts_them() -> None:
+    with pytest.raises(UserError, match="nothing in the method afire predicts anatomy; choose --method phantom"):
+        AFiRe(load_config("tiny", overrides=list(PLACED[1:])))
+    with pytest.raises(UserError, match=r"prototypes\.lungs predicted needs prototypes\.place anatomy"):
+        config("prototypes.lungs=predicted")
 
 
 def test_sixty_steps_lower_the_loss_and_health_says_so() -> None:

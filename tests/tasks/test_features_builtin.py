@@ -17,13 +17,14 @@ from afire.data.pack import PackSettings, pack
 from afire.detect.base import detector_folder, load_detector
 from afire.detect.taught import Finder
 from afire.errors import UserError
-from afire.methods import METHODS
+from afire.methods import METHODS, make_method
 from afire.nn.residual import ResidualTrunk
 from afire.nn.vit import VisionTransformer, initialise
+from afire.settings import load_config
 from afire.tasks.finetune import load_classifier
 from afire.tasks.gradcam import TokenMap, gradcam
 from afire.tasks.representation import describe_backbone, load_backbones
-from afire.weights import open_weights, start_from
+from afire.weights import open_weights, said_by_start, start_from
 from afire.weights.hub import BUILTIN
 from tests.tasks.conftest import draw_films
 from tests.tasks.drawn import draw_spots
@@ -63,9 +64,33 @@ def test_its_tokens_are_the_features_of_the_detector() -> None:
     np.testing.assert_allclose(model.detect(images).score, detector.score(images).score, rtol=1e-5)
 
 
-def test_pre_training_does_not_start_from_it() -> None:
+def test_pre_training_of_a_residual_network_starts_from_it(smallest: Config) -> None:
+    config = load_config("residual", weights=said_by_start(BUILTIN))
+    assert config.encoder.kind == "residual" and config.encoder.width == 448 and config.image.size == 128
+    method = make_method(config)
+    start_from(BUILTIN)(method)
+    given, taken = open_weights(BUILTIN).trunk.state_dict(), method.trunk().state_dict()
+    assert given.keys() == taken.keys() and all(torch.equal(given[name], taken[name]) for name in given)
     with pytest.raises(UserError, match="builtin holds a residual network, and a ViT is needed"):
-        start_from(BUILTIN)
+        start_from(BUILTIN)(make_method(smallest))
+    narrow = load_config("residual", overrides=["encoder.width=56"], weights=said_by_start(BUILTIN))
+    with pytest.raises(UserError, match=r"builtin has encoder.width 448 and encoder.depth 5; leave both out"):
+        start_from(BUILTIN)(make_method(narrow))
+
+
+def test_a_vit_is_no_start_for_a_residual_network(tmp_path: Path) -> None:
+    vit = VisionTransformer(width=56, depth=3, heads=2, patch_size=8, image_size=32)
+    initialise(vit, torch.Generator().manual_seed(0))
+    save_file(vit.state_dict(), tmp_path / "vit.safetensors")
+    with pytest.raises(UserError, match="vit holds a ViT, and a residual network is needed"):
+        start_from(tmp_path / "vit.safetensors")(make_method(load_config("residual")))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "phantom"])
+def test_other_methods_refuse_a_residual_network(method: str) -> None:
+    config = load_config("residual", overrides=[f"method={method}", "image.size=32"])
+    with pytest.raises(UserError, match=f"the method {method} pre-trains vision transformers"):
+        make_method(config)
 
 
 def test_embed_and_probe(packed: Path, tmp_path: Path) -> None:

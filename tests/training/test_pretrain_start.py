@@ -14,6 +14,7 @@ from afire.config import Config
 from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.methods import METHODS, make_method
+from afire.methods.afire import AFiRe
 from afire.nn.vit import VisionTransformer, initialise
 from afire.training.engine import make_optimizer
 from afire.training.pretrain import pretrain
@@ -122,3 +123,20 @@ def test_nothing_to_keep_is_a_sentence(packed: Path, smallest: MakeConfig, tmp_p
     with pytest.raises(UserError, match=r"training\.frozen_blocks is 4, but the encoder has 3 blocks"):
         pretrain(smallest(*DEEP, "training.frozen_blocks=4"), films, tmp_path / "run", start=start)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_set_going_ends_with_it(
+    packed: Path, smallest: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the disk is gone")
+
+    monkeypatch.setattr(AFiRe, "end_run", lambda _: ended.append("end"))
+    pretrain(smallest("training.epochs=1"), PackedFilms(packed), tmp_path / "whole")
+    assert ended == ["end"]
+    monkeypatch.setattr(AFiRe, "after_step", fail)
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        pretrain(smallest("training.epochs=1"), PackedFilms(packed), tmp_path / "failed")
+    assert ended == ["end", "end"]

@@ -11,6 +11,7 @@ from afire.data.manifest import Box
 from afire.data.phantom.bank import PhantomBank, PhantomBatch, draw_batch
 from afire.data.phantom.diseases import DISEASES
 from afire.data.phantom.film import ANATOMY, PhantomFilm, draw_film, draw_findings, split_of
+from afire.data.phantom.renewal import RenewedBank
 from afire.data.phantom.style import Style
 from afire.data.phantom.write import MASK_NUMBERS, mask_of, write_phantom
 
@@ -22,6 +23,7 @@ __all__ = [
     "PhantomBank",
     "PhantomBatch",
     "PhantomFilm",
+    "RenewedBank",
     "Style",
     "draw_batch",
     "draw_film",

@@ -2,9 +2,10 @@
 
 A film depends on (seed, number, size) alone, so a batch may hold any films in any order, drawn by any process. Drawing
 a film takes longer than a small network needs for it, so a bank is drawn once, over all cores, and its films are
-changed at every view instead (:mod:`afire.lesions.augment`). A bank keeps images as bytes and maps as the share of each
-cell that they cover, in 255ths: 128-px films with cells of 8 px take 23 KB each. Film n of a bank is film ``first + n``
-of the phantom ``seed``, whichever process drew it.
+changed at every view instead (:mod:`afire.lesions.augment`). It may move on from epoch to epoch
+(:mod:`afire.data.phantom.renewal`). A bank keeps images as bytes and maps as the share of each cell that they cover, in
+255ths: 128-px films with cells of 8 px take 23 KB each. Film n of a bank is film ``first + n`` of the phantom ``seed``,
+whichever process drew it.
 
 Shapes: N films of S x S pixels, A kinds of anatomy, F kinds of findings, G = S / cell cells along a side.
 """
@@ -28,7 +29,8 @@ from afire.progress import progress
 
 Bytes = NDArray[np.uint8]
 _CHUNK = 16  # films that a process draws at a time
-_WORTH_A_PROCESS = 48  # films
+WORTH_A_PROCESS = 48  # films
+DIED = "a process that draws phantoms has died, perhaps for lack of memory; ask for fewer films or workers."
 _SMALLEST, _LARGEST = 32, 2048
 
 
@@ -175,7 +177,7 @@ class PhantomBank:
         jobs = (
             (seed, first, start, min(_CHUNK, count - start), size, cell, normal_share, tuple(among)) for start in starts
         )
-        processes = min(workers if workers is not None else usable_cores(), count // _WORTH_A_PROCESS + 1)
+        processes = min(workers if workers is not None else usable_cores(), count // WORTH_A_PROCESS + 1)
         try:
             with progress("drawing phantoms", count, "films") as bar:
                 for start, piece in in_processes(draw_piece, jobs, processes):
@@ -184,9 +186,7 @@ class PhantomBank:
                         getattr(bank, field.name)[start : start + len(values)] = values
                     bar.advance(len(piece))
         except BrokenProcessPool:
-            raise UserError(
-                "a process that draws phantoms has died, perhaps for lack of memory; ask for fewer films or workers."
-            ) from None
+            raise UserError(DIED) from None
         return bank
 
 
