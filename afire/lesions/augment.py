@@ -87,6 +87,15 @@ def augmented(
     return _grainy(images, draws_BD, settings.noise), maps
 
 
+def moved(images_BCSS: Tensor, share: float, *, seed: int, epoch: int, rows: Tensor) -> Tensor:
+    """Films zoomed and shifted by up to ``share`` and not changed otherwise; the channels of a film move together."""
+    moves = AugmentSettings(turn=0, zoom=share, shift=share, gamma=0, blur=0, noise=0)
+    channels = images_BCSS.flatten(0, 1)[:, None]
+    of_channels = rows.repeat_interleave(images_BCSS.shape[1])
+    films, _ = augmented(channels, None, seed=seed, epoch=epoch, rows=of_channels, settings=moves)
+    return films.view_as(images_BCSS)
+
+
 def _either_way(draw_B: Tensor, limit: float) -> Tensor:
     return (2 * unit(draw_B) - 1) * limit
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from afire.config import Config
 from afire.errors import UserError
 from afire.lesions import lesion_shares, synthesize_keyed, token_labels
-from afire.lesions.augment import AugmentSettings, augmented
+from afire.lesions.augment import moved
 from afire.lesions.frames import chest_places
 from afire.lesions.pastes import Donors
 from afire.methods.base import (
@@ -49,7 +48,7 @@ from afire.methods.equations import (
     surprise,
     token_log_probabilities,
 )
-from afire.methods.health import Health, information, measure, place_entropy, place_nats
+from afire.methods.health import Health, measure, place_entropy, place_nats, with_information
 from afire.nn import distributed
 from afire.nn.memory import follow_network, twin
 from afire.nn.vit import (
@@ -168,7 +167,7 @@ class AFiRe(Method):
         """The images, the same with lesions, the lesions' masks, and the draws of stochastic depth, if any."""
         config = self.config
         if config.prototypes.move:
-            images = self._moved(images, keys)
+            images = moved(images, config.prototypes.move, seed=keys.seed, epoch=keys.epoch, rows=keys.rows)
         lesioned, mask = synthesize_keyed(
             images,
             seed=keys.seed,
@@ -186,14 +185,6 @@ class AFiRe(Method):
             draws = depth_draws(config.encoder.depth, keys.seed, keys.step, keys.rows, config.lesions.views)
             views["depth"] = draws.to(images.device)
         return views
-
-    def _moved(self, images: Tensor, keys: Keys) -> Tensor:
-        share = self.config.prototypes.move
-        moves = AugmentSettings(turn=0, zoom=share, shift=share, gamma=0, blur=0, noise=0)
-        channels = images.flatten(0, 1)[:, None]  # those of a film move together
-        rows = keys.rows.repeat_interleave(images.shape[1])
-        moved, _ = augmented(channels, None, seed=keys.seed, epoch=keys.epoch, rows=rows, settings=moves)
-        return moved.view_as(images)
 
     def forward(self, views: Views) -> Outputs:
         """Views ``images`` (B, C, H, W) in [0, 1], ``lesioned`` (B*V, C, H, W), ``mask`` (B*V, 1, H, W).
@@ -373,25 +364,17 @@ class AFiRe(Method):
         health = measure(student, teacher, tokens, labels, self.prototypes, losses["structure"]).report()
         weights, places = self.config.losses, len(self.prototypes)
         place = self._place_of(views)[:_HEALTH_FILMS] if self.by_anatomy else None
-        nats = math.log(places) if place is None else place_nats(place, places)
-        numbers = information(
-            nats,
-            losses["structure"] if weights.structure else None,
-            losses.get("category") if weights.category else None,
-        )
-        shown = health.shown
+        lesion_auc: float | None = None
         if self.lesion_classifier is not None:
-            auc = order(self.lesion_cells(seen, self.grid), self._lesion_shares(mask, labels))
-            numbers["lesion_auc"] = auc
-            shown += f", lesion AUC {auc:.2f}"
-        if "place_information" in numbers:
-            shown += f", I(token; place) at least {numbers['place_information']:.2f} of {nats:.2f} nats"
-        if "category_term" in numbers:
-            shown += f", category term {numbers['category_term']:.2f}"
-        if place is not None:
-            numbers["place_entropy"] = entropy = place_entropy(place, places)
-            shown += f", position leaves {entropy:.2f} nats of the place open"
-        return replace(health, numbers={**health.numbers, **numbers}, shown=shown)
+            lesion_auc = order(self.lesion_cells(seen, self.grid), self._lesion_shares(mask, labels))
+        return with_information(
+            health,
+            nats=math.log(places) if place is None else place_nats(place, places),
+            structure=losses["structure"] if weights.structure else None,
+            category=losses.get("category") if weights.category else None,
+            lesion_auc=lesion_auc,
+            left_open=None if place is None else place_entropy(place, places),
+        )
 
     @torch.no_grad()
     def panels(self, views: Views, count: int) -> list[Panel]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -146,6 +146,31 @@ def image_dependence(q_BLK: Tensor, normal_BL: Tensor) -> float:
     given_position = (share_L * _entropy(mean_LK)).sum() - token
     joint = _entropy((share_L[:, None] * mean_LK).sum(0)) - token
     return (given_position / joint).clamp(0, 1).item() if joint > 1e-6 else 0.0
+
+
+def with_information(
+    health: Health,
+    *,
+    nats: float,
+    structure: float | None,
+    category: float | None,
+    lesion_auc: float | None,
+    left_open: float | None,
+) -> Health:
+    """With what the token losses bound (:func:`information`), how well lesions are told, and how many nats of the place
+    a token's position leaves open, each where there is such a thing."""
+    numbers, shown = information(nats, structure, category), health.shown
+    if lesion_auc is not None:
+        numbers["lesion_auc"] = lesion_auc
+        shown += f", lesion AUC {lesion_auc:.2f}"
+    if "place_information" in numbers:
+        shown += f", I(token; place) at least {numbers['place_information']:.2f} of {nats:.2f} nats"
+    if "category_term" in numbers:
+        shown += f", category term {numbers['category_term']:.2f}"
+    if left_open is not None:
+        numbers["place_entropy"] = left_open
+        shown += f", position leaves {left_open:.2f} nats of the place open"
+    return replace(health, numbers={**health.numbers, **numbers}, shown=shown)
 
 
 def place_entropy(place_BL: Tensor, places: int) -> float:
