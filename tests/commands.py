@@ -161,7 +161,31 @@ def fork_processes(count: int, work: Callable[..., object], *arguments: object) 
     """``work(rank, *arguments)`` in ``count`` processes side by side; an error in one of them is raised here."""
     from torch.multiprocessing import start_processes
 
-    start_processes(work, args=arguments, nprocs=count, start_method="forkserver")
+    processes = start_processes(work, args=arguments, nprocs=count, join=False, start_method="forkserver")
+    deadline = time.monotonic() + _SECONDS
+    while not processes.join(timeout=5):
+        if time.monotonic() > deadline:
+            for process in processes.processes:
+                process.kill()
+            raise AssertionError(f"{work.__name__}: not over after {_SECONDS:.0f} s")
+
+
+def fork_group(work: Callable[..., object], folder: Path) -> None:
+    """``work(rank, folder)`` in two processes that train together, over gloo."""
+    fork_processes(2, _join_and_work, work, str(folder))
+
+
+def _join_and_work(rank: int, work: Callable[[int, str], object], folder: str) -> None:
+    import torch
+
+    from afire.nn import distributed
+
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    try:
+        work(rank, folder)
+    finally:
+        distributed.leave()
 
 
 def start_process(work: Callable[..., object], *arguments: object) -> BaseProcess:

@@ -74,7 +74,9 @@ def _leave_processes() -> None:
     """End the group of processes, if there is one: otherwise the interpreter may abort at its exit."""
     distributed = sys.modules.get("torch.distributed")  # not imported for it: most commands never load torch
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
+        from afire.nn.distributed import leave
+
+        leave()
 
 
 _USERS_DISK = {

@@ -10,6 +10,9 @@ element may be done on the own part of each process; what needs the whole tensor
 
 from __future__ import annotations
 
+import gc
+import sys
+import traceback
 from typing import Any
 
 import torch
@@ -20,6 +23,20 @@ from torch import Tensor
 def world_size() -> int:
     """Number of processes that train together; 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def leave() -> None:
+    """End the group of processes; to be called when training is over, also by an error.
+
+    A wrapped network that outlives this call, in a cycle or in the frames of an error, would end the group itself,
+    holding the interpreter's lock, while a thread of the group waits for that lock: both for ever.
+    """
+    error = sys.exc_info()[1]
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def total(tensor: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -168,18 +167,15 @@ def steps(model: torch.nn.Module, bare: TrunkLearner, share: slice) -> dict[str,
 
 
 def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     for method in METHODS:
         bare = learner_of(method, *(["panda.stiffness=1"] if method == "panda" else []))
         result = steps(DistributedDataParallel(bare), bare, slice(2 * rank, 2 * rank + 2))
         torch.save(result, Path(folder) / f"{method} {rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    commands.fork_processes(2, work, str(tmp_path))
+    commands.fork_group(work, tmp_path)
     for method in METHODS:
         bare = learner_of(method, *(["panda.stiffness=1"] if method == "panda" else []))
         expected = steps(bare, bare, slice(0, 4))

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -66,21 +65,18 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 
 def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     for method in ADVERSARIES:
         bare = learner_of(method)
         wrapped = DistributedDataParallel(
             bare, broadcast_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=True
         )
         torch.save(train(wrapped, bare, slice(2 * rank, 2 * rank + 2)), Path(folder) / f"{method} {rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    commands.fork_processes(2, work, str(folder))
+    commands.fork_group(work, folder)
     return folder
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -174,16 +173,13 @@ def gradients(model: torch.nn.Module, bare: AFiRe, share: slice) -> dict[str, Te
 
 
 def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     bare = begun(AFiRe(config("lesions.views=2")))
     torch.save(gradients(DistributedDataParallel(bare), bare, slice(4 * rank, 4 * rank + 4)), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    commands.fork_processes(2, work, str(tmp_path))
+    commands.fork_group(work, tmp_path)
     bare = begun(AFiRe(config("lesions.views=2")))
     expected = gradients(bare, bare, slice(0, 8))
     for rank in (0, 1):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -70,19 +69,12 @@ def train(model: torch.nn.Module, bare: AFiRe, share: slice) -> dict[str, Tensor
     return result
 
 
-def join(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-
-
 def work(rank: int, folder: str) -> None:
-    join(rank, folder)
     for case in CASES:
         bare = AFiRe(config(case))
         result = train(DistributedDataParallel(bare), bare, slice(2 * rank, 2 * rank + 2))
         torch.save(result, Path(folder) / f"{case} {rank}.pt")
     gathered_gradient(rank, folder)
-    dist.destroy_process_group()
 
 
 def gathered_gradient(rank: int, folder: str) -> None:
@@ -98,7 +90,7 @@ def gathered_gradient(rank: int, folder: str) -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes left their results."""
     path = tmp_path_factory.mktemp("two processes")
-    commands.fork_processes(2, work, str(path))
+    commands.fork_group(work, path)
     return path
 
 

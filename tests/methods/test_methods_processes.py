@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,20 +85,17 @@ def train(model: torch.nn.Module, bare: Method, rank: int, world: int) -> dict[s
 
 
 def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     for method in CASES:
         bare = made(method)
         wrapped = DistributedDataParallel(bare, find_unused_parameters=len(bare.turns) > 1)
         torch.save(train(wrapped, bare, rank, 2), Path(folder) / f"{method} {rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes left their results."""
     path = tmp_path_factory.mktemp("two processes")
-    commands.fork_processes(2, work, str(path))
+    commands.fork_group(work, path)
     return path
 
 

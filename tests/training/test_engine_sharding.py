@@ -18,7 +18,7 @@ from afire.data.pack import PackedFilms
 from afire.errors import UserError
 from afire.methods import METHODS
 from afire.methods.base import AllFilms, Losses
-from afire.nn.distributed import in_parts, part_like, whole, world_size
+from afire.nn.distributed import in_parts, leave, part_like, whole, world_size
 from afire.nn.memory import own_part
 from afire.settings import load_config
 from afire.training import pretrain
@@ -122,7 +122,7 @@ def train_special(rank: int, folder: str, port: int) -> None:
     for name, (settings, sharded, _) in RUNS.items():
         overrides = [*SMALLEST, "training.epochs=2", "encoder.depth=2", *settings, SHARDED, *sharded]
         pretrain(load_config("tiny", overrides=overrides), PackedFilms(Path(folder) / "pack"), Path(folder) / name)
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def test_phases_turns_passes_and_compiled_blocks(
