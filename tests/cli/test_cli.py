@@ -68,7 +68,7 @@ def test_unknown_command_is_a_usage_error() -> None:
 
 
 def test_wrong_choice_names_the_allowed_ones() -> None:
-    done = afire("config", "--preset", "huge", COLUMNS="200")
+    done = afire("config", "--preset", "enormous", COLUMNS="200")
     assert done.returncode == 2 and "tiny" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -244,7 +244,7 @@ def test_the_card_speaks_of_a_detector(kind: str, bundle: Path) -> None:
     assert "## Detector" in body and body.count("Research software, not a medical device.") == 2
     if kind == "aeu":
         assert yaml.safe_load(front)["license"] == "mit" and "vision-transformer" not in front
-        assert "| aeu | side 64, latent 16, width 4 |" in body and "| train | epochs 1, batch_size 64" in body
+        assert "| aeu | side 64, latent 16, width 4 |" in body and "| train | epochs 1, film_views_min 0" in body
         assert "Its networks started from random weights." in body and "32 x 32 px, grey in [0, 1], squash" in body
         assert "patch" not in body and "encode" not in body, "it has no trunk"
     else:
