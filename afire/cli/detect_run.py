@@ -135,16 +135,17 @@ def _report(
 ) -> None:
     """Write the results' files and the page, and show a summary."""
     from afire.cli.options import console
-    from afire.detect.findings import header_of, write_results
+    from afire.detect.findings import counts, header_of, warnings_of, write_results
     from afire.report.detect_page import write_detect_page
     from afire.report.detect_pictures import LEGEND, heat_legend
 
-    write_results(out, results, rule, header_of(detector, rule, about))
+    groups = counts(results, rule)
+    write_results(out, results, rule, header_of(detector, rule, about, groups))
     if pictures:
         _save_legend(out / LEGEND, heat_legend(detector.scale))
     page = write_detect_page(out, results, rule, detector, about)
     if not quiet:
-        _show(console(), results, rule, page, detector.origin.get("notes") or [])
+        _show(console(), results, rule, page, warnings_of(detector, groups, rule))
 
 
 def _save_legend(path: Path, image: Any) -> None:
@@ -153,7 +154,7 @@ def _save_legend(path: Path, image: Any) -> None:
     write_atomic(path, image.save)
 
 
-def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path, notes: Sequence[str] = ()) -> None:
+def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path, warnings: Sequence[str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -183,8 +184,8 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
     groups = ", ".join(f"{count:,} {titles.get(name, name)}" for name, count in counts(results, rule).items())
     screen.print(f"{len(results):,} films: {groups}", highlight=False, markup=False)
     screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
-    for note in notes:
-        screen.print(f"Note: {note}.", highlight=False, markup=False)
+    for warning in warnings:
+        screen.print(f"Note: {warning}.", highlight=False, markup=False)
     warned = sum(any(note.startswith(OTHER_SOURCE) for note in film.notes) for film in results)
     if warned:
         screen.print(f"{warned:,} films are {OTHER_SOURCE}; {CALIBRATE}.", highlight=False, markup=False)

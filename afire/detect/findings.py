@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,7 +16,7 @@ import numpy as np
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER, AnomalyDetector
-from afire.detect.normals import Calibration
+from afire.detect.normals import CALIBRATE, Calibration
 from afire.errors import UserError
 from afire.files import write_json, write_text
 from afire.lesions.places import SIDES
@@ -26,6 +26,8 @@ SCORED: Final = "scored"
 OUT_OF_DOMAIN: Final = "out of domain"
 UNREADABLE: Final = "unreadable"
 Status = Literal["scored", "out of domain", "unreadable"]
+_FEWEST_FOR_A_SHARE = 20  # films
+_MOST_FLAGGED = 0.5  # of the films, before it is said that the threshold may not fit them
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for the start of a formula
 
 
@@ -158,6 +160,22 @@ def counts(results: Iterable[FilmResult], rule: Rule) -> dict[str, int]:
     return {name: groups[name] for name in ("alarm", "no alarm", OUT_OF_DOMAIN, UNREADABLE)}
 
 
+def warnings_of(detector: AnomalyDetector, groups: Mapping[str, int], rule: Rule) -> list[str]:
+    """What a reader must know before believing a verdict. ``groups`` are those of :func:`counts`."""
+    flagged, scored = groups.get("alarm", 0), groups.get("alarm", 0) + groups.get("no alarm", 0)
+    warnings = list(detector.origin.get("notes") or [])
+    if scored < _FEWEST_FOR_A_SHARE:
+        return warnings
+    share = flagged / scored
+    if share >= max(_MOST_FLAGGED, 2 * rule.false_alarms):
+        warnings.append(
+            f"{_percent(round(share, 2))} of the films are flagged, where at most "
+            f"{_percent(rule.false_alarms)} of normal ones should be; unless most of them are abnormal, the threshold "
+            f"does not fit them: {CALIBRATE}"
+        )
+    return warnings
+
+
 def group(result: FilmResult, rule: Rule) -> str:
     judged = rule.judge(result)
     if judged is None:
@@ -201,11 +219,13 @@ def row(result: FilmResult, rule: Rule, model_hash: str) -> dict[str, Any]:
 def write_results(out: Path, results: Sequence[FilmResult], rule: Rule, header: dict[str, Any]) -> None:
     """``results.csv`` and ``results.json``, highest score first."""
     rows = [row(result, rule, header["model"]["hash"]) for result in ranked(results)]
-    write_json(out / JSON, {**header, "counts": counts(results, rule), "films": rows})
+    write_json(out / JSON, {**header, "films": rows})
     write_text(out / CSV, _csv(rows))
 
 
-def header_of(detector: AnomalyDetector, rule: Rule, model: dict[str, str]) -> dict[str, Any]:
+def header_of(
+    detector: AnomalyDetector, rule: Rule, model: dict[str, str], groups: Mapping[str, int]
+) -> dict[str, Any]:
     """What ``results.json`` says once for all films."""
     return {
         "format": 1,
@@ -225,7 +245,8 @@ def header_of(detector: AnomalyDetector, rule: Rule, model: dict[str, str]) -> d
         "calibration_films": len(rule.calibration),
         "heat_scale_sd": {"low": detector.scale.low, "high": detector.scale.high},
         "sides": SIDES,
-        "warnings": list(detector.origin.get("notes") or []),
+        "warnings": warnings_of(detector, groups, rule),
+        "counts": dict(groups),
     }
 
 

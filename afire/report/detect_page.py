@@ -27,7 +27,7 @@ from PIL import Image
 
 from afire._version import __version__
 from afire.detect.base import DISCLAIMER, AnomalyDetector
-from afire.detect.findings import JOURNAL, FilmResult, Rule, counts, ranked, read_header
+from afire.detect.findings import JOURNAL, FilmResult, Rule, counts, ranked, read_header, warnings_of
 from afire.detect.run import PAGE
 from afire.files import sha256_text, write_text
 from afire.lesions.places import SIDES
@@ -119,6 +119,7 @@ def render_page(
         sides=SIDES,
         choice=detector.choice,
         origin=_origin(detector),
+        warnings=warnings_of(detector, groups, rule),
         atlas=detector.atlas,
         model=model,
     )
@@ -197,7 +198,6 @@ def _origin(detector: AnomalyDetector) -> dict[str, Any]:
         "data": data.get("name") or "unknown films",
         "fit": subsets.get("fit"),
         "held_out_by": detector.origin.get("held_out_by") or "",
-        "notes": list(detector.origin.get("notes") or []),
     }
 
 

@@ -21,6 +21,7 @@ from afire.detect.findings import (
     rule_of,
     shown_name,
     to_line,
+    warnings_of,
     write_results,
 )
 from afire.errors import UserError
@@ -51,6 +52,18 @@ def test_ranked_by_score_with_the_rest_behind(detector: AnomalyDetector) -> None
     assert [one.number for one in ranked(reversed(results(detector)))] == [0, 1, 2, 3]
 
 
+def test_a_threshold_that_most_films_exceed_is_doubted(detector: AnomalyDetector) -> None:
+    rule = rule_of(detector)
+    own = list(detector.origin.get("notes") or [])
+    for flagged, not_flagged in ((19, 0), (10, 11), (0, 40), (0, 0)):
+        groups = {"alarm": flagged, "no alarm": not_flagged, "out of domain": 90, "unreadable": 0}
+        assert warnings_of(detector, groups, rule) == own
+    (warning,) = warnings_of(detector, {"alarm": 15, "no alarm": 5}, rule)[len(own) :]
+    assert warning.startswith("75 % of the films are flagged") and "`afire detect calibrate`" in warning
+    assert f"{100 * rule.false_alarms:g} %" in warning
+    assert warnings_of(detector, {"alarm": 15, "no alarm": 5}, rule_of(detector, false_alarms=0.5)) == own
+
+
 def test_own_thresholds_are_stated(detector: AnomalyDetector) -> None:
     own = rule_of(detector, threshold=1.5)
     assert own.threshold == 1.5 and "your own threshold" in own.words
@@ -64,7 +77,8 @@ def test_own_thresholds_are_stated(detector: AnomalyDetector) -> None:
 
 def test_csv_and_json(detector: AnomalyDetector, tmp_path: Path) -> None:
     rule = rule_of(detector)
-    write_results(tmp_path, results(detector), rule, header_of(detector, rule, MODEL))
+    groups = counts(results(detector), rule)
+    write_results(tmp_path, results(detector), rule, header_of(detector, rule, MODEL, groups))
     with (tmp_path / CSV).open(newline="", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
     assert [row["file"] for row in rows] == ["'=cmd|' /C calc'!A0.png", "b.png", "'@sum.png", "new\nline.png"]
