@@ -191,9 +191,12 @@ class _WaitingSocket(AssociationSocket):  # type: ignore[misc]
             self._tell(reason)
 
     def note_stall(self, error: OSError) -> None:
-        """Report an error of reading if it is that nothing came in time."""
+        """Report an error of reading if it is that nothing came in time, or that TLS failed."""
         if isinstance(error, BlockingIOError | TimeoutError):
             self.cut_off(_STALLED)
+        elif isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):  # it has not just hung up
+            # OpenSSL's name of the reason, such as PEER_DID_NOT_RETURN_A_CERTIFICATE: no text from the peer
+            self.cut_off(f"TLS: {(error.reason or 'failed').replace('_', ' ').lower()}")
 
     @property
     def ready(self) -> bool:

@@ -20,7 +20,7 @@ from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRLittleEndian
 
 from afire.pacs import reactor, receive
 from afire.pacs.association import StoreAssociation
-from afire.pacs.connections import Certificate, server_context
+from afire.pacs.connections import Certificate, Credentials, server_context
 from afire.pacs.service import Service
 from tests.pacs.films import dataset
 from tests.pacs.peers import LOOPBACK, StartService, store, wait_for
@@ -134,6 +134,20 @@ def test_a_handshake_that_stalls_is_in_the_log(
         rest_of(peer)
     wait_for(lambda: associations() == 0)
     assert cut_off(service) == [(LOOPBACK, "stalled within a message")]
+
+
+def test_who_does_not_agree_on_tls_is_in_the_audit_log(start_service: StartService, certificate: Certificate) -> None:
+    service = start_service(tls=server_context(certificate, certificate.file))
+    nameless = Credentials(ca=certificate.file).context()
+    assert store(service.port, dataset(0)) == [-1]
+    assert store(service.port, dataset(0), tls_args=(nameless, LOOPBACK)) == [-1]
+    stranger(service.port).close()
+    wait_for(lambda: associations() == 0)
+    wait_for(lambda: len(cut_off(service)) == 2)
+    assert cut_off(service) == [
+        (LOOPBACK, "TLS: wrong version number"),
+        (LOOPBACK, "TLS: peer did not return a certificate"),
+    ]
 
 
 def test_who_takes_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
