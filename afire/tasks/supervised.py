@@ -123,8 +123,8 @@ class Supervised(Trainer):
         )
         steps = self.recipe.epochs * plan.steps_per_epoch
         super().__init__(accelerator, job.films, plan, steps, folder, job.config.run, self.recipe.clip)
-        checkpoint = self.resume_from(job.config, job.data, resume, force)
         self.model = job.model.to(accelerator.device).train()
+        checkpoint = self.resume_from(job.config, job.data, resume, force)
         encoder: Trunk = job.model.encoder  # type: ignore[assignment]
         encoder.drop_path = self.recipe.drop_path
         self.blocks = len(encoder.blocks)

@@ -135,7 +135,7 @@ class Trainer(ABC):
             nonlocal begun
             self.folder.hold()
             changed = changed_films(self.folder.path, self.films, self.plan.rows) if resume else []
-            begun = self.folder.begin(config, data, resume, force, changed)
+            begun = self.folder.begin(config, data, resume, force, changed, self._check_fits)
 
         on_first_process(self.accelerator, begin, "in its run folder")
         self.accelerator.wait_for_everyone()
@@ -144,6 +144,11 @@ class Trainer(ABC):
             self._check_same_steps(checkpoint)
             self.step = self.first_step = checkpoint.step
         return checkpoint
+
+    def _check_fits(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Whether the run can go on from it; its weights are put into the model once more by :meth:`wrap`."""
+        self._check_same_steps(checkpoint)
+        checkpoints.restore_model(checkpoint, self.model)
 
     def _check_same_steps(self, checkpoint: checkpoints.Checkpoint) -> None:
         """A step must mean the same films before and after, or schedules and epochs would diverge."""

@@ -19,7 +19,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -330,9 +330,19 @@ class RunFolder:
         return (self.path / CONFIG).exists()
 
     def begin(
-        self, config: Section, data: Mapping[str, Any], resume: bool, force: bool, changed_films: Sequence[str] = ()
+        self,
+        config: Section,
+        data: Mapping[str, Any],
+        resume: bool,
+        force: bool,
+        changed_films: Sequence[str] = (),
+        check_fits: Callable[[Checkpoint], None] | None = None,
     ) -> Checkpoint | None:
-        """Start afresh, or return the checkpoint to go on from; refuse what would mix two runs."""
+        """Start afresh, or return the checkpoint to go on from; refuse what would mix two runs.
+
+        ``check_fits`` refuses a checkpoint that other settings cannot go on from: before they are written, or the run
+        would have settings that its own weights do not fit.
+        """
         if not resume:
             require_own(self.path, DATA, ("README.md", METRICS, SUMMARY))
             if self.exists:
@@ -353,6 +363,8 @@ class RunFolder:
             )
         self._clear_litter()
         checkpoint = newest_checkpoint(self.path)
+        if changes and checkpoint is not None and check_fits is not None:
+            check_fits(checkpoint)
         if changes or checkpoint is None:
             self._describe(config, data)
         self._forget_after(checkpoint.step if checkpoint else 0)

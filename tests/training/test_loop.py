@@ -109,9 +109,24 @@ def test_a_step_means_the_same_films_after_a_resume(packed: Path, smallest: Make
     other = smallest("training.epochs=2", "training.batch_size=4")
     with pytest.raises(UserError, match=r"counts 5 steps in an epoch.*training\.batch_size from 7 to 8"):
         pretrain(other, films, tmp_path / "run", resume=True, force=True)
+    assert load_config(file=tmp_path / "run/config.yaml") == smallest("training.epochs=1")
     with pytest.raises(UserError, match="cannot be shared by 1 processes in 3 pieces"):
         pretrain(smallest("training.accumulate=3"), films, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_that_its_weights_no_longer_fit_is_left_as_it_is(
+    packed: Path, smallest: MakeConfig, tmp_path: Path
+) -> None:
+    films, run = PackedFilms(packed), tmp_path / "run"
+    begun = smallest("training.epochs=1", "losses.lesion=1", "losses.lesion_finer=2")
+    pretrain(begun, films, run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    other = smallest("training.epochs=1", "losses.lesion=1", "losses.lesion_finer=4")
+    with pytest.raises(UserError, match=r"does not fit this model: size mismatch for lesion_classifier"):
+        pretrain(other, films, run, resume=True, force=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert pretrain(begun, films, run, resume=True).status == "finished"
 
 
 @pytest.mark.parametrize(
