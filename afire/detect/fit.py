@@ -45,6 +45,7 @@ from afire.errors import UserError
 from afire.files import folder_lock, remove_unfinished, require_own
 from afire.methods import method_type
 from afire.methods.base import Learner, Method
+from afire.methods.dense import cell_side
 from afire.settings import changed, load_config, parse_override
 from afire.tasks.experiment import StoppedBySignal
 from afire.tasks.features import data_content_hash
@@ -172,14 +173,17 @@ def _read_once(films: Films, rows: Rows) -> None:
 
 def for_detection(config: Config, settings: DetectConfig, **losses: int) -> Config:
     """The same with the lesions and the classifier of detection, if the method has any, and a run that keeps little."""
+    sections = method_type(config.method).sections
     finer = settings.adapt.lesion_finer or config.losses.lesion_finer
+    if settings.adapt.lesion_finer and "losses" in sections:
+        cell_side(config.encoder.patch_size, finer, "adapt.lesion_finer")  # the method knows it by another name
     changes = {
         "seed": settings.seed,
         "run": config.run.model_copy(update={"picture_epochs": 0, "probe_epochs": 0, "keep_checkpoints": 1}),
         "lesions": settings.adapt.lesions,
         "losses": config.losses.model_copy(update={"lesion": settings.adapt.lesion, "lesion_finer": finer, **losses}),
     }
-    names = ("seed", "run", *method_type(config.method).sections)
+    names = ("seed", "run", *sections)
     return config.model_copy(update={name: value for name, value in changes.items() if name in names})
 
 

@@ -14,6 +14,7 @@ from afire.data.pack import PackedFilms
 from afire.detect.base import load_detector
 from afire.detect.fit import _take_over, for_detection
 from afire.detect.maps import SCORES, Evidence, Lesion, MapDetector, fit_maps, peak
+from afire.errors import UserError
 from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.methods.afire import AFiRe
 from afire.settings import load_config
@@ -87,6 +88,13 @@ def test_a_fit_saves_loads_and_becomes_a_graph(films: PackedFilms, tmp_path: Pat
     graph = run_detector_graph(tmp_path, images)
     np.testing.assert_allclose(graph["heatmap"], first.heat, rtol=1e-3, atol=1e-3)
     np.testing.assert_allclose(graph["score"], first.score, rtol=1e-3, atol=1e-3)
+
+
+def test_cells_that_do_not_fill_a_patch_are_refused_by_the_name_of_their_setting() -> None:
+    settings = DetectConfig.model_validate({"adapt": {"lesion_finer": 3}})
+    with pytest.raises(UserError, match=r"3 x 3 cells; choose adapt\.lesion_finer among its divisors"):
+        for_detection(config(2), settings)
+    assert for_detection(load_config("tiny", overrides=["method=mae", *SMALL]), settings).method == "mae"
 
 
 def test_adaptation_takes_over_a_classifier_that_fits_and_else_begins_anew() -> None:
