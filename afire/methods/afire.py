@@ -8,7 +8,8 @@ i.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -316,11 +317,16 @@ class AFiRe(Method):
             raise UserError(f"mask {tuple(mask.shape)} should be {(len(lesioned), 1, size, size)}.")
 
     def flops(self) -> float:
-        """As for any learner, without patches: which views get some is drawn, and networks see nothing of that."""
+        with self.without_patches():
+            return super().flops()
+
+    @contextmanager
+    def without_patches(self) -> Iterator[None]:
+        """For counting operations: which views get patches is drawn, and networks see nothing of that."""
         config = self.config
         self.config = config.model_copy(update={"lesions": config.lesions.model_copy(update={"pasted": 0.0})})
         try:
-            return super().flops()
+            yield
         finally:
             self.config = config
 

@@ -11,6 +11,7 @@ Shapes: B films, L positions, D width, A parts of the anatomy, F kinds of findin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -280,7 +281,8 @@ class PhantomTaught(Method):
         self._bank = RenewedBank.holding(PhantomBank.blank(1, self.config.image.size, self.cell), self.cell)
         self._rows = torch.zeros(1, dtype=torch.int64)
         try:
-            return super().flops()
+            with nullcontext() if self.afire is None else self.afire.without_patches():
+                return super().flops()
         finally:
             self._bank, self._rows = drawn, rows
 

@@ -104,6 +104,10 @@ def test_the_decoder_is_to_restore_the_film_behind_a_patch() -> None:
 
 def test_patches_cost_no_operations_of_the_networks() -> None:
     assert AFiRe(config("lesions.pasted=1", "lesions.opacities=0")).flops() == AFiRe(config("lesions.pasted=0")).flops()
+    taught = ("method=phantom", "options.afire=1", "options.films=4", "lesions.opacities=0")
+    with_patches, without = (PhantomTaught(config(*taught, f"lesions.pasted={share}")) for share in (1, 0))
+    assert with_patches.flops() == without.flops()
+    assert with_patches.afire is not None and with_patches.afire.config.lesions.pasted == 1
 
 
 def test_teaching_by_phantoms_begins_its_afire_too() -> None:
