@@ -81,6 +81,12 @@ def adapted(task: FitTask, subsets: Subsets) -> Method:
     """
     assert isinstance(task.settings, DetectConfig)
     if task.pretrained is not None and task.settings.adapt.epochs == 0:
+        finer, has = task.settings.adapt.lesion_finer, task.pretrained.config.losses.lesion_finer
+        if finer not in (None, has):
+            raise UserError(
+                f"adapt.epochs=0 takes the weights as they are, with lesion_finer {has}; leave out adapt.lesion_finer, "
+                "or adapt.epochs."
+            )
         return task.pretrained.method
     if task.pretrained is None:
         training = task.config.training

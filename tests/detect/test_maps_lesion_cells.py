@@ -11,15 +11,15 @@ from torch import Tensor
 
 from afire.config import Config
 from afire.data.pack import PackedFilms
-from afire.detect.base import load_detector
-from afire.detect.fit import _take_over, for_detection
+from afire.detect.base import FitTask, load_detector
+from afire.detect.fit import _take_over, detect_settings, fit_detector, for_detection, open_networks
 from afire.detect.maps import SCORES, Evidence, Lesion, MapDetector, fit_maps, peak
 from afire.errors import UserError
 from afire.export.formats import run_detector_graph, write_detector_graph
 from afire.methods.afire import AFiRe
 from afire.settings import load_config
 from afire.tasks.settings import DetectConfig
-from tests.detect.conftest import fit_smallest
+from tests.detect.conftest import QUICK, fit_smallest
 
 SMALL = ["image.size=32", "encoder.patch_size=8", "losses.lesion=1"]
 
@@ -95,6 +95,15 @@ def test_cells_that_do_not_fill_a_patch_are_refused_by_the_name_of_their_setting
     with pytest.raises(UserError, match=r"3 x 3 cells; choose adapt\.lesion_finer among its divisors"):
         for_detection(config(2), settings)
     assert for_detection(load_config("tiny", overrides=["method=mae", *SMALL]), settings).method == "mae"
+
+
+def test_weights_as_they_are_have_the_cells_they_have(model: Path, films: PackedFilms, tmp_path: Path) -> None:
+    networks = open_networks(str(model))
+    finer = ("adapt.epochs=0", "adapt.lesion_finer=2")
+    task = FitTask(networks.config, detect_settings([*QUICK, *finer]), films, tmp_path / "out", networks.pretrained)
+    with pytest.raises(UserError, match=r"as they are, with lesion_finer 1; leave out adapt\.lesion_finer"):
+        fit_detector(task)
+    assert not (tmp_path / "out" / "detector.json").exists()
 
 
 def test_adaptation_takes_over_a_classifier_that_fits_and_else_begins_anew() -> None:
