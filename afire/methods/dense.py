@@ -53,7 +53,7 @@ def overlap(logits: Tensor, target: Tensor) -> float:
 
 
 def order(logits: Tensor, target: Tensor) -> float:
-    """AUC of cells: how often one covered by half has a higher logit than one that is not at all; 0.5 without."""
+    """AUC of cells: how often one covered by over half has a higher logit than one that is not at all; 0.5 without."""
     above, below = logits[target > 0.5].float(), logits[target == 0].float()
     if not (len(above) and len(below)):
         return 0.5
