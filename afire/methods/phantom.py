@@ -317,6 +317,10 @@ class PhantomTaught(Method):
 
     # What it can tell about films
 
+    def starting_trunks(self) -> tuple[Trunk, ...]:
+        """With AFiRe its teacher, too: at random it would teach noise until it has followed the student."""
+        return (self.encoder, *((self.afire.teacher.encoder,) if self.afire is not None else ()))
+
     @classmethod
     def trunk_prefix(cls, network: str | None = None) -> str:
         return f"{cls.network(network)}."
