@@ -67,6 +67,17 @@ def test_a_share_of_nothing_is_the_bank_as_it_was() -> None:
     assert same(bank.at(0), plain) and bank.at(4) is bank.at(0)
 
 
+def test_only_the_first_bank_shows_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("afire.progress._mode", "lines")
+    bank = RenewedBank(3, 6, 32, 8, 1, renewed=0.5, epochs=3)
+    bank.at(0)
+    assert "drawing phantoms: 6/6 films" in capsys.readouterr().err
+    bank.at(1)
+    assert not capsys.readouterr().err
+
+
 def test_films_drawn_ahead_are_those_drawn_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("afire.data.phantom.renewal.WORTH_A_PROCESS", 4)
     ahead = RenewedBank(3, 20, 32, 8, 2, renewed=1.0, epochs=3)

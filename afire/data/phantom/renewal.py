@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import fields
 from threading import Lock
 from typing import Any
@@ -25,6 +26,7 @@ import numpy as np
 from afire.data.phantom.bank import WORTH_A_PROCESS, PhantomBank, draw_piece
 from afire.data.phantom.diseases import DISEASES
 from afire.processes import background_processes, usable_cores
+from afire.progress import silenced
 
 logger = logging.getLogger("afire")
 _CHUNK = 4  # films: a job that has begun is waited for
@@ -113,7 +115,10 @@ class RenewedBank:
         if coming is not None:  # of another epoch than the one that is asked for
             coming.drop()
         settings = (self.size, self.cell, self.workers, self.normal_share)
-        _put(bank, first, PhantomBank.draw(self.seed, count, *settings, first=first, among=self.among))
+        # Between epochs without a word: it would be one beside every line of a run.
+        with silenced() if self._bank is not None else nullcontext():
+            drawn = PhantomBank.draw(self.seed, count, *settings, first=first, among=self.among)
+        _put(bank, first, drawn)
 
     def _draw_ahead(self, first: int) -> None:
         self._ahead = first
