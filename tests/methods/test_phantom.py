@@ -249,6 +249,15 @@ def test_a_copy_predicts_its_own_anatomy() -> None:
         assert not torch.equal(twin.afire.anatomy(films()), model.afire.anatomy(films()))  # type: ignore[misc]
 
 
+def test_predicted_lungs_look_at_no_values_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would wait for them: ``run.check_images`` is off."""
+    model = begun(*PLACED)
+    views = model.views(films(), keys([0, 1, 2, 3]))
+    looked: list[object] = []
+    monkeypatch.setattr("afire.methods.base.check_films", lambda *_, **settings: looked.append(settings))
+    assert "place" in model(views) and not looked
+
+
 def test_predicted_lungs_need_who_predicts_them() -> None:
     with pytest.raises(UserError, match="nothing in the method afire predicts anatomy; choose --method phantom"):
         AFiRe(load_config("tiny", overrides=list(PLACED[1:])))
