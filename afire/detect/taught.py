@@ -254,6 +254,11 @@ class Finder(Learner):
         """The phantoms shown with the rows of an epoch: epoch after epoch they go through the bank in turn."""
         bank = self._bank.at(keys.epoch)
         shown = plain(bank, self.options.faintest)
+        if not len(shown):
+            raise UserError(
+                f"no phantom is left to show: all findings are fainter than taught.faintest={self.options.faintest:g}; "
+                "lower it, or raise taught.films or taught.normal_share."
+            )
         place = torch.searchsorted(self._rows, keys.rows).clamp(max=len(self._rows) - 1).numpy()
         numbers = shown[(place + keys.epoch * len(self._rows)) % len(shown)]
         channels = [bank.any_finding[numbers][:, None], bank.findings[numbers], bank.anatomy[numbers]]

@@ -309,6 +309,10 @@ class Method(Learner):
         assert isinstance(trunk, VisionTransformer | ResidualTrunk)
         return trunk
 
+    def starting_trunks(self) -> tuple[Trunk, ...]:
+        """Those that begin with the weights of a start, the exported one first."""
+        return tuple(self.trunk(network) for network in self.networks)
+
     def layers_behind(self, name: str) -> int:
         depth = len(self.trunk().blocks)
         for prefix in map(self.trunk_prefix, self.networks):

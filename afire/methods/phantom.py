@@ -232,11 +232,13 @@ class PhantomTaught(Method):
     def _likely_anatomy(self, images: Tensor) -> Tensor:
         """Images in [0, 1] -> how likely each part of the anatomy covers each cell, (B, A, G, G).
 
-        By tokens of AFiRe's teacher: in training the student drops branches at random.
+        By tokens of AFiRe's teacher: in training the student drops branches at random. Not by `encode`, which looks at
+        the values of the images: a GPU would wait for that in every step.
         """
         assert self.afire is not None
         grid = grid_of(images.shape[-2], images.shape[-1], self.patch_size)
-        return _Maps(self._tell(self.afire.encode(images, "teacher"), grid).sigmoid()).anatomy
+        tokens = self.afire.teacher.tokens(self.normalise(images))
+        return _Maps(self._tell(tokens, grid).sigmoid()).anatomy
 
     def _tell(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
         return cells_of(self.head(tokens), grid, self.options.finer)
@@ -318,6 +320,10 @@ class PhantomTaught(Method):
         return [*shown, *(self.afire.panels(views, count) if self.afire is not None else ())]
 
     # What it can tell about films
+
+    def starting_trunks(self) -> tuple[Trunk, ...]:
+        """With AFiRe its teacher, too: at random it would teach noise until it has followed the student."""
+        return (self.encoder, *((self.afire.teacher.encoder,) if self.afire is not None else ()))
 
     @classmethod
     def trunk_prefix(cls, network: str | None = None) -> str:

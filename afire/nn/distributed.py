@@ -31,10 +31,13 @@ def leave() -> None:
     A wrapped network that outlives this call, in a cycle or in the frames of an error, would end the group itself,
     holding the interpreter's lock, while a thread of the group waits for that lock: both for ever.
     """
-    error = sys.exc_info()[1]
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    errors, seen = [sys.exc_info()[1]], set()
+    while errors:
+        error = errors.pop()
+        if error is not None and id(error) not in seen:  # the loop raises an error that needs no words from itself
+            seen.add(id(error))
+            traceback.clear_frames(error.__traceback__)
+            errors += [error.__cause__, error.__context__]
     gc.collect()
     dist.destroy_process_group()
 

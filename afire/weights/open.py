@@ -129,7 +129,7 @@ def start_from(source: str | Path) -> Callable[[Method], None]:
     weights.check_trunk()
 
     def start(method: Method) -> None:
-        first, *others = (method.trunk(network) for network in method.networks)
+        first, *others = method.starting_trunks()
         report = _fill(first, weights)
         if isinstance(weights, FileWeights):
             report = f"{weights.architecture.message(method.config)}; {report}"

@@ -107,6 +107,12 @@ def test_faint_phantoms_are_not_shown_and_without_pastes_normal_films_are_normal
     assert finder.donors is None and not views["maps"][:8].any() and not views["labels"][:8].any()
 
 
+def test_phantoms_that_are_all_too_faint_are_a_sentence() -> None:
+    finder, images = begun(pasted=0.0, faintest=0.999, normal_share=0.0)
+    with pytest.raises(UserError, match=r"all findings are fainter than taught\.faintest=0\.999"):
+        finder.views(images[:8], Keys(0, 0, 0, torch.arange(8)))
+
+
 def test_phantoms_drawn_anew_follow_from_the_epoch() -> None:
     finder, images = begun(pasted=0.0, renewed=0.5)
     rows = torch.arange(8)

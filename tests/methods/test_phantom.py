@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from afire.config import Config
@@ -22,6 +24,7 @@ from afire.methods.dense import cells_of
 from afire.methods.phantom import MAPS, PhantomTaught
 from afire.nn.residual import ResidualTrunk
 from afire.settings import load_config
+from afire.weights import start_from
 
 PLAIN = [f"options.augment.{name}=0" for name in AugmentSettings.model_fields]
 
@@ -103,6 +106,18 @@ def test_with_all_films_renewed_no_epoch_shows_those_of_another() -> None:
     torch.testing.assert_close(held.views(films(6), keys(numbers, epoch=5))["films"], shown[0])
     model.end_run()
     PhantomTaught(config()).end_run()  # of a run that ended before it began
+
+
+def test_afires_teacher_begins_as_its_student_does(tmp_path: Path) -> None:
+    source = make_method(config()).trunk().state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in source.items()}, tmp_path / "vit.safetensors")
+    for settings in ((), ("options.afire=1",)):
+        model = PhantomTaught(config("seed=5", *settings))
+        start_from(tmp_path / "vit.safetensors")(model)
+        trunks = [model.encoder, *([model.afire.teacher.encoder] if model.afire is not None else [])]
+        assert len(trunks) == 1 + len(settings)
+        for trunk in trunks:
+            assert all(torch.equal(tensor, source[name]) for name, tensor in trunk.state_dict().items())
 
 
 def test_bad_settings_are_messages() -> None:
@@ -232,6 +247,15 @@ def test_a_copy_predicts_its_own_anatomy() -> None:
     with torch.no_grad():
         twin.head.bias.add_(1)
         assert not torch.equal(twin.afire.anatomy(films()), model.afire.anatomy(films()))  # type: ignore[misc]
+
+
+def test_predicted_lungs_look_at_no_values_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU would wait for them: ``run.check_images`` is off."""
+    model = begun(*PLACED)
+    views = model.views(films(), keys([0, 1, 2, 3]))
+    looked: list[object] = []
+    monkeypatch.setattr("afire.methods.base.check_films", lambda *_, **settings: looked.append(settings))
+    assert "place" in model(views) and not looked
 
 
 def test_predicted_lungs_need_who_predicts_them() -> None:

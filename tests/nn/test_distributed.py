@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from afire.nn import distributed
+from afire.training.engine import explain
 from tests import commands
 
 
@@ -36,6 +37,21 @@ def leave_after_an_error(_: int, folder: str) -> None:
             distributed.leave()
         assert left_at_the_end == [0]
         assert not dist.is_initialized()
+
+
+def test_leaving_by_an_error_that_is_its_own_cause_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the training loop raises one of torch that it has no words for."""
+    ended: list[str] = []
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append("end"))
+    try:
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError as error:
+            raise explain(error, processes=2, step=3) from error
+    except RuntimeError as error:
+        assert error.__cause__ is error
+        distributed.leave()
+    assert ended == ["end"]
 
 
 def fail(networks: list[weakref.ref[nn.Module]]) -> None:

@@ -6,24 +6,29 @@ resumed in any epoch, and each of several processes, has the bank of the run tha
 
 The films of the next epoch are drawn by processes of low priority while this epoch is trained on. What they have not
 begun when it ends is drawn by the process that needs it, so that a busy machine, which gives them little time, does not
-hold it up. The films are the same whoever draws them, and when.
+hold it up; so is what a process that died has left. The films are the same whoever draws them, and when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import nullcontext
 from dataclasses import fields
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from afire.data.phantom.bank import DIED, WORTH_A_PROCESS, PhantomBank, draw_piece
+from afire.data.phantom.bank import WORTH_A_PROCESS, PhantomBank, draw_piece
 from afire.data.phantom.diseases import DISEASES
-from afire.errors import UserError
 from afire.processes import background_processes, usable_cores
+from afire.progress import silenced
 
+logger = logging.getLogger("afire")
 _CHUNK = 4  # films: a job that has begun is waited for
 _Job = tuple[int, int, int, int, int, int, float, tuple[str, ...]]  # what `draw_piece` takes
 _Piece = tuple[int, PhantomBank]
@@ -58,7 +63,7 @@ class RenewedBank:
         self._first = 0  # number of the oldest film in the bank
         self._ahead = 0  # number of the first film that is drawn ahead
         self._pool: ProcessPoolExecutor | None = None
-        self._coming: list[tuple[_Job, Future[_Piece]]] = []
+        self._coming: _Coming | None = None
 
     @classmethod
     def holding(cls, bank: PhantomBank, cell: int) -> RenewedBank:
@@ -69,7 +74,7 @@ class RenewedBank:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy draws its own films: processes cannot be copied."""
-        return {**self.__dict__, "_pool": None, "_coming": []}
+        return {**self.__dict__, "_pool": None, "_coming": None}
 
     def at(self, epoch: int) -> PhantomBank:
         """The bank of an epoch, counted from 0."""
@@ -88,44 +93,101 @@ class RenewedBank:
 
     def close(self) -> None:
         """Draw nothing ahead any more."""
+        if self._coming is not None:
+            self._coming.drop()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool, self._coming = None, []
+        self._pool = self._coming = None
 
     def _fill(self, bank: PhantomBank, first: int, count: int) -> None:
         """Put films ``first`` .. ``first + count - 1`` into their slots: those drawn ahead, or else drawn now."""
-        coming, self._coming = self._coming, []
-        if coming and (self._ahead, self.per_epoch) == (first, count):
-            for start, piece in _finished(coming):
+        coming, self._coming = self._coming, None
+        if coming is not None and (self._ahead, self.per_epoch) == (first, count):
+            for start, piece in coming.pieces():
                 _put(bank, first + start, piece)
+            if coming.died:
+                logger.warning(
+                    "a process that draws phantoms ahead has died, perhaps for lack of memory; what it left was drawn "
+                    "without it"
+                )
+                self.close()  # the next epoch gets new ones
             return
-        for _, future in coming:  # of another epoch than the one that is asked for
-            future.cancel()
+        if coming is not None:  # of another epoch than the one that is asked for
+            coming.drop()
         settings = (self.size, self.cell, self.workers, self.normal_share)
-        _put(bank, first, PhantomBank.draw(self.seed, count, *settings, first=first, among=self.among))
+        # Between epochs without a word: it would be one beside every line of a run.
+        with silenced() if self._bank is not None else nullcontext():
+            drawn = PhantomBank.draw(self.seed, count, *settings, first=first, among=self.among)
+        _put(bank, first, drawn)
 
     def _draw_ahead(self, first: int) -> None:
         self._ahead = first
         self._pool = self._pool or background_processes(self.workers)
-        for start in range(0, self.per_epoch, _CHUNK):
-            count = min(_CHUNK, self.per_epoch - start)
-            job = (self.seed, first, start, count, self.size, self.cell, self.normal_share, self.among)
-            self._coming.append((job, self._pool.submit(draw_piece, *job)))
+        starts = range(0, self.per_epoch, _CHUNK)
+        counts = (min(_CHUNK, self.per_epoch - start) for start in starts)
+        self._coming = _Coming(
+            self._pool,
+            self.workers + 1,  # each has one, and one is ready for who is done first
+            (
+                (self.seed, first, start, count, self.size, self.cell, self.normal_share, self.among)
+                for start, count in zip(starts, counts, strict=True)
+            ),
+        )
 
 
-def _finished(coming: Sequence[tuple[_Job, Future[_Piece]]]) -> Iterator[_Piece]:
-    """All pieces: from the last backwards those drawn here that nobody has begun, then the others."""
-    begun = []
-    for job, future in reversed(coming):
-        if future.cancel():
+class _Coming:
+    """Pieces that processes draw from the first one on, and who needs them draws from the last one on.
+
+    The pool is given few jobs at a time, because none that it has may be cancelled: where one of its processes dies
+    then, Python 3.10 and 3.11 forget the others, which wait for ever, as does the program at its end.
+    """
+
+    def __init__(self, pool: ProcessPoolExecutor, at_once: int, jobs: Iterable[_Job]) -> None:
+        self.died = False
+        self._pool, self._waiting = pool, deque(jobs)
+        self._given: list[tuple[_Job, Future[_Piece]]] = []
+        self._lock = Lock()
+        for _ in range(at_once):
+            self._give()
+
+    def pieces(self) -> Iterator[_Piece]:
+        """All of them: first those drawn here that nobody has begun."""
+        while (job := self._take()) is not None:
             yield draw_piece(*job)
-        else:
-            begun.append(future)
-    try:
-        for future in begun:
-            yield future.result()
-    except BrokenProcessPool:
-        raise UserError(DIED) from None
+        for job, future in self._given:
+            try:
+                piece = future.result()
+            except BrokenProcessPool:
+                self.died = True
+                piece = draw_piece(*job)
+            yield piece
+
+    def drop(self) -> None:
+        """Let nobody begin anything any more."""
+        with self._lock:
+            self._waiting.clear()
+
+    def _take(self) -> _Job | None:
+        with self._lock:
+            return self._waiting.pop() if self._waiting else None
+
+    def _give(self, done: Future[_Piece] | None = None) -> None:
+        """Give the pool its next job; called once more by its thread when a job is ``done``."""
+        # Asked before the lock: where a process died, newer Pythons call with a lock of the pool held.
+        if done is not None and (done.cancelled() or done.exception() is not None):
+            return
+        with self._lock:
+            if not self._waiting:
+                return
+            job = self._waiting.popleft()
+            try:
+                future = self._pool.submit(draw_piece, *job)
+            except RuntimeError as error:  # the pool has ended
+                self._waiting.appendleft(job)
+                self.died = self.died or isinstance(error, BrokenProcessPool)
+                return
+            self._given.append((job, future))
+        future.add_done_callback(self._give)
 
 
 def _put(bank: PhantomBank, first: int, piece: PhantomBank) -> None:
