@@ -62,7 +62,7 @@ def main() -> None:
         if error.errno not in _USERS_DISK:
             raise
         where = f" {error.filename}" if error.filename else ""
-        _fail(f"cannot write or read{where}: {error.strerror}; free space or choose another folder.")
+        _fail(f"cannot write or read{where}: {error.strerror}; {_USERS_DISK[error.errno]}.")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
@@ -79,9 +79,12 @@ def _leave_processes() -> None:
         leave()
 
 
-_USERS_DISK = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # --out is a file, lies below one, or cannot be
+_USERS_DISK = {  # errors that are no defect of ours, and what helps
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space or choose another folder"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions or choose another folder"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a folder is needed: choose another path"),
+    errno.EISDIR: "a folder is where a file is needed: choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

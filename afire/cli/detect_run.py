@@ -87,7 +87,7 @@ def run(
         )
         dicom_out = dicom_out or "sc"
     if (source is None) == (data is None):
-        raise UserError("give films to score: a file or a folder, or --data with a pack.")
+        raise UserError("give either films to score, a file or a folder, or --data with a pack.")
     if data is None and (shards or shard or finish or engine == "ray"):
         raise UserError("--shards, --shard, --finish and --engine are for packs; give one with --data.")
     folder = detector_folder(model)

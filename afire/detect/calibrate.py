@@ -138,6 +138,11 @@ def calibrate_here(
     if (out / SETTINGS).exists():
         raise UserError(f"{out} already holds a detector; choose another --out.")
     require_own(out, FILMS, (CONFIG, MODEL))
+    size = detector.config.image.size
+    if films.size != size:
+        raise UserError(
+            f"the films are {films.size} px, but the detector takes {size} px; pack them with --size {size}."
+        )
     rows, notes = local_normals(detector, films)
     rate = detector.false_alarms if false_alarms is None else false_alarms
     lowest_rate = 1 / (1 + len(rows))

@@ -104,3 +104,4 @@ def test_an_out_that_is_a_file_is_a_message(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")
     done = afire("config", "--out", str(tmp_path / "file" / below / "settings.yaml"))
     assert done.returncode == 2 and done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith("a file is where a folder is needed: choose another path.\n")

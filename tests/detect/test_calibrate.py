@@ -98,6 +98,8 @@ def test_too_few_films_wrong_rates_and_taken_folders_are_refused(
 
     with pytest.raises(UserError, match="too few to calibrate"):
         attempt(few, tmp_path / "a")
+    with pytest.raises(UserError, match="the films are 48 px, but the detector takes 32 px; pack them with --size 32"):
+        attempt(DecodedFilms(films.manifest, 48), tmp_path / "a")
     with pytest.raises(UserError, match=r"below 0\.0"):
         attempt(films, tmp_path / "a", 0.001)
     with pytest.raises(UserError, match="between 0 and 1"):
