@@ -182,7 +182,8 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
         screen.print(Text.assemble((f"{result.status}: ", "yellow"), message), soft_wrap=True)
     titles = {"alarm": "flagged", "no alarm": "not flagged"}
     groups = ", ".join(f"{count:,} {titles.get(name, name)}" for name, count in counts(results, rule).items())
-    screen.print(f"{len(results):,} films: {groups}", highlight=False, markup=False)
+    count = f"{len(results):,} film{'s' if len(results) != 1 else ''}"
+    screen.print(f"{count}: {groups}", highlight=False, markup=False)
     screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
     for warning in warnings:
         screen.print(f"Note: {warning}.", highlight=False, markup=False)
