@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 
 import typer
 
@@ -55,6 +57,7 @@ def main() -> None:
     """Run the command line: 2 for a user's mistake and a message, 130 for Ctrl-C, a traceback only for a defect."""
     keep_freed_memory()
     try:
+        _refuse_empty_paths(sys.argv[1:])
         app()
     except UserError as error:
         _fail(str(error))
@@ -68,6 +71,22 @@ def main() -> None:
         sys.exit(130)
     finally:
         _leave_processes()
+
+
+_PATHS = {
+    *("--out", "--data", "--root", "--model", "--split", "--config", "--weights", "--normals", "--csv"),
+    *("--results", "--spool", "--cache", "--detector", "--pretrain-data", "--disk"),
+}
+
+
+def _refuse_empty_paths(arguments: Sequence[str]) -> None:
+    """An empty path means the current folder to Python, and a shell variable that is not set to a user."""
+    for before, argument in pairwise(["", *arguments]):
+        option = before if argument == "" else argument.removesuffix("=") if argument.endswith("=") else ""
+        if option in _PATHS:
+            raise UserError(f"{option} is empty; give a path (is a shell variable not set?).")
+        if argument == "" and not before.startswith("-"):
+            raise UserError("an argument is empty; give a path (is a shell variable not set?).")
 
 
 def _leave_processes() -> None:
