@@ -99,7 +99,7 @@ def list_films(
 
     Hidden files are passed over. So are links that leave the root, with a warning, because no manifest may name them.
     ``look_inside`` also opens files without a real ending, such as DICOM exports named after a UID. ``any_name`` keeps
-    names with control characters or bytes that are not UTF-8, which no manifest may hold.
+    names with control characters, backslashes or bytes that are not UTF-8, which no manifest may hold.
     """
     start = subfolder(root, below)
     films: list[str] = []
@@ -112,7 +112,7 @@ def list_films(
     if leaving:
         logger.warning("left out: %s, a link that leaves the root %s%s", leaving[0], root, _and_more(leaving))
     if unusable:
-        logger.warning("left out: %r, a name that is not plain UTF-8 text%s", unusable[0], _and_more(unusable))
+        logger.warning("left out: %r, a name that no manifest can hold%s; rename it", unusable[0], _and_more(unusable))
     films.sort()
     return films
 
@@ -168,6 +168,8 @@ def _usable(name: str) -> bool:
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
+        return False
+    if "\\" in name or name[1:2] == ":":  # a manifest reads them as a slash and as a drive
         return False
     return name.isprintable() or not any(ord(character) < 32 or ord(character) == 127 for character in name)
 
