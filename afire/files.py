@@ -192,7 +192,7 @@ def folder_lock(folder: Path, description: str) -> Iterator[None]:
         if stream is not None:
             (folder / LOCK).unlink(missing_ok=True)  # while held: a process that has it open sees it gone
             stream.close()
-        _remove_empty(new_folders)
+        remove_empty(new_folders)
 
 
 def _take_lock(path: Path, description: str) -> TextIO | None:
@@ -233,7 +233,8 @@ def _is_at(path: Path, stream: TextIO) -> bool:
         return False
 
 
-def _remove_empty(folders: Iterable[Path]) -> None:
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove the folders, from the innermost outwards, as far as they are empty."""
     for folder in folders:
         try:
             folder.rmdir()

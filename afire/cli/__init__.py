@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 
 import typer
 
@@ -55,6 +57,7 @@ def main() -> None:
     """Run the command line: 2 for a user's mistake and a message, 130 for Ctrl-C, a traceback only for a defect."""
     keep_freed_memory()
     try:
+        _refuse_empty_paths(sys.argv[1:])
         app()
     except UserError as error:
         _fail(str(error))
@@ -62,12 +65,28 @@ def main() -> None:
         if error.errno not in _USERS_DISK:
             raise
         where = f" {error.filename}" if error.filename else ""
-        _fail(f"cannot write or read{where}: {error.strerror}; free space or choose another folder.")
+        _fail(f"cannot write or read{where}: {error.strerror}; {_USERS_DISK[error.errno]}.")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     finally:
         _leave_processes()
+
+
+_PATHS = {
+    *("--out", "--data", "--root", "--model", "--split", "--config", "--weights", "--normals", "--csv"),
+    *("--results", "--spool", "--cache", "--detector", "--pretrain-data", "--disk"),
+}
+
+
+def _refuse_empty_paths(arguments: Sequence[str]) -> None:
+    """An empty path means the current folder to Python, and a shell variable that is not set to a user."""
+    for before, argument in pairwise(["", *arguments]):
+        option = before if argument == "" else argument.removesuffix("=") if argument.endswith("=") else ""
+        if option in _PATHS:
+            raise UserError(f"{option} is empty; give a path (is a shell variable not set?).")
+        if argument == "" and not before.startswith("-"):
+            raise UserError("an argument is empty; give a path (is a shell variable not set?).")
 
 
 def _leave_processes() -> None:
@@ -79,9 +98,12 @@ def _leave_processes() -> None:
         leave()
 
 
-_USERS_DISK = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS),
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),  # --out is a file, lies below one, or cannot be
+_USERS_DISK = {  # errors that are no defect of ours, and what helps
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space or choose another folder"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions or choose another folder"),
+    **dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where a folder is needed: choose another path"),
+    errno.EISDIR: "a folder is where a file is needed: choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

@@ -87,7 +87,7 @@ def run(
         )
         dicom_out = dicom_out or "sc"
     if (source is None) == (data is None):
-        raise UserError("give films to score: a file or a folder, or --data with a pack.")
+        raise UserError("give either films to score, a file or a folder, or --data with a pack.")
     if data is None and (shards or shard or finish or engine == "ray"):
         raise UserError("--shards, --shard, --finish and --engine are for packs; give one with --data.")
     folder = detector_folder(model)
@@ -182,7 +182,8 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
         screen.print(Text.assemble((f"{result.status}: ", "yellow"), message), soft_wrap=True)
     titles = {"alarm": "flagged", "no alarm": "not flagged"}
     groups = ", ".join(f"{count:,} {titles.get(name, name)}" for name, count in counts(results, rule).items())
-    screen.print(f"{len(results):,} films: {groups}", highlight=False, markup=False)
+    count = f"{len(results):,} film{'s' if len(results) != 1 else ''}"
+    screen.print(f"{count}: {groups}", highlight=False, markup=False)
     screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
     for warning in warnings:
         screen.print(f"Note: {warning}.", highlight=False, markup=False)

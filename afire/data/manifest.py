@@ -218,7 +218,8 @@ def _check_rows(table: pd.DataFrame) -> None:
         raise UserError(f"the image path in row {int(empty.to_numpy().argmax()) + 1} of the manifest is empty.")
     repeated = table["image"][table["image"].duplicated()]
     if len(repeated):
-        raise UserError(f"the manifest lists {repeated.iloc[0]} more than once ({len(repeated):,} repeated rows).")
+        rows = f"{len(repeated):,} repeated row{'s' * (len(repeated) > 1)}"
+        raise UserError(f"the manifest lists {repeated.iloc[0]} more than once ({rows}); keep one row for each film.")
     wrong = ~table["split"].isin(["", *SPLITS])
     if wrong.any():
         raise UserError(f"split {table['split'][wrong].iloc[0]!r} is not one of {', '.join(SPLITS)} or empty.")
@@ -381,8 +382,15 @@ def _read_csv(path: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
                 encoding="utf-8-sig",
             )
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a readable CSV file ({str(error).splitlines()[0]}).") from None
+        raise unreadable_csv(path, error) from None
     return table, info
+
+
+def unreadable_csv(path: Path, error: Exception) -> UserError:
+    """What is wrong with a CSV file, by the error of reading it."""
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as CSV UTF-8.")
+    return UserError(f"{path} is not a readable CSV file ({str(error).splitlines()[0]}).")
 
 
 def _as_info(text: str) -> dict[str, Any]:

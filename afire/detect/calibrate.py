@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from afire.config import LesionConfig
-from afire.data.keys import FILMS, remember_behind, remember_films
+from afire.data.keys import FILMS, films_seen, remember_behind, remember_films
 from afire.data.pack import Films
 from afire.data.phantom import draw_batch
 from afire.detect import choose as choosing
@@ -138,7 +138,18 @@ def calibrate_here(
     if (out / SETTINGS).exists():
         raise UserError(f"{out} already holds a detector; choose another --out.")
     require_own(out, FILMS, (CONFIG, MODEL))
+    size = detector.config.image.size
+    if films.size != size:
+        raise UserError(
+            f"the films are {films.size} px, but the detector takes {size} px; pack them with --size {size}."
+        )
     rows, notes = local_normals(detector, films)
+    known = films_seen(folder, films, rows).seen
+    if known:
+        notes.append(
+            f"{known} of these {len(rows)} films have made this detector before; where they trained it, more of other "
+            "normal films are flagged than it says: calibrate on films that it does not know"
+        )
     rate = detector.false_alarms if false_alarms is None else false_alarms
     lowest_rate = 1 / (1 + len(rows))
     if not 0 < rate < 1:

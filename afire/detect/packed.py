@@ -32,7 +32,17 @@ from afire.data.film import FilmInfo
 from afire.data.pack import PackedFilms, check_reading
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import CSV, JOURNAL, JSON, UNREADABLE, FilmResult, read_journal, shown_name, to_line
-from afire.detect.run import PAGE, Draw, Drawing, Drawn, ReadFilm, results_of, share_of_cores, side_by_side
+from afire.detect.run import (
+    PAGE,
+    Draw,
+    Drawing,
+    Drawn,
+    ReadFilm,
+    remove_drawn,
+    results_of,
+    share_of_cores,
+    side_by_side,
+)
 from afire.errors import UserError
 from afire.files import write_text
 from afire.processes import usable_cores
@@ -188,6 +198,7 @@ def check_out(out: Path, force: bool) -> None:
     for name in existing:
         (out / name).unlink()
     if force:
+        remove_drawn(out)
         shutil.rmtree(out / SHARDS, ignore_errors=True)
 
 

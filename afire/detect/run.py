@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +37,7 @@ from afire.config import ImageConfig
 from afire.data.decode import FitMode, decode_film, fit_square, read_file
 from afire.data.dicom_grey import Voi
 from afire.data.film import Film, FilmInfo, picture_alone, quiet_readers
+from afire.data.pack import is_pack
 from afire.data.sources.disk import list_films
 from afire.detect.base import CONFIG, MODEL, SETTINGS, TENSORS, AnomalyDetector
 from afire.detect.findings import (
@@ -51,7 +53,7 @@ from afire.detect.findings import (
     to_line,
 )
 from afire.errors import UserError
-from afire.files import folder_lock, names_path, require_own, sha256_file, sha256_text
+from afire.files import folder_lock, names_path, remove_empty, require_own, sha256_file, sha256_text
 from afire.lesions.places import region_message, regions
 from afire.processes import usable_cores
 from afire.progress import progress
@@ -64,6 +66,10 @@ _CORES_OF_LARGE = 8
 _FEWEST = 4  # films of a batch, where there are so few that not every thread gets one
 PAGE = "report.html"
 _WRITTEN = (JOURNAL, CSV, JSON, PAGE)
+_DRAWN = {  # folder -> names of what is drawn of films in its subfolders
+    "pictures": re.compile(r"\d{6,}-(film|heat|overlay|restored|difference)\.(jpg|png)"),
+    "dicom": re.compile(r"\d{6,}-(sc|sr|seg|gsps)\.dcm"),
+}
 T = TypeVar("T")
 Job = tuple[int, str]  # number and name of a film
 
@@ -156,6 +162,12 @@ def _films(task: RunTask) -> tuple[Path, list[str]]:
     source = task.source
     if not source.exists():
         raise UserError(f"{source} does not exist; give a film or a folder of films.")
+    if is_pack(source):
+        raise UserError(f"{source} is a pack; give it with --data {source}, or the folder of its films.")
+    if source.suffix.lower() in (".parquet", ".csv"):
+        raise UserError(
+            f"{source} is a manifest; give the folder of its films, or pack them and give that with --data."
+        )
     if source.is_file():
         return source.parent, [source.name]
     names = list_films(source, look_inside=True, any_name=True, recursive=task.recursive)
@@ -185,7 +197,22 @@ def _earlier(task: RunTask, root: Path) -> list[FilmResult]:
         raise UserError(f"{task.out} already holds {written[0]}; add --resume to go on, --force to begin again.")
     for name in written:
         (task.out / name).unlink()
+    if task.force:
+        remove_drawn(task.out)
     return []
+
+
+def remove_drawn(out: Path) -> None:
+    """Remove what an earlier run drew: these are patients' films, and nobody sends them with the new results.
+
+    A file of any other name is not ours and stays.
+    """
+    for kind, name in _DRAWN.items():
+        for path in list((out / kind).glob("[0-9]*/*")):
+            if name.fullmatch(path.name):
+                path.unlink()
+        for folder in (*(out / kind).glob("[0-9]*"), out / kind):
+            remove_empty([folder])
 
 
 def _header(task: RunTask, root: Path) -> dict[str, Any]:

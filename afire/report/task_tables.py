@@ -39,6 +39,7 @@ from afire.report.table import (
 from afire.tasks.compare import Comparison, Pair
 from afire.tasks.results import PAGE, PREDICTIONS, RESULT, Estimate, Result
 
+_FRAMED = 80  # columns of a terminal from which a frame leaves room for names
 _TITLES = {"probe": "Probe", "finetune": "Fine-tuning", "segment": "Segmentation"}
 
 
@@ -178,11 +179,12 @@ def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
 
 def show_comparison(screen: Console, comparison: Comparison, metrics: Sequence[str]) -> None:
     """Means of all results, the differences to the first in ``metrics``, and the notes."""
-    screen.print(mean_table(comparison).only("result", *comparison.metrics).console())
+    frame = screen.width >= _FRAMED
+    screen.print(mean_table(comparison).only("result", *comparison.metrics).console(frame))
     for metric in metrics:
         title = f"{metric_word(metric)}: difference to {comparison.entries[0].name}"
         differences = difference_table(comparison, [metric], title)
-        screen.print(differences.only(*(c.title for c in differences.columns if c.title != "metric")).console())
+        screen.print(differences.only(*(c.title for c in differences.columns if c.title != "metric")).console(frame))
     for note in comparison.notes:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 

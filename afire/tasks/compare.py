@@ -75,6 +75,7 @@ def compare(
         raise UserError("there is only one result to compare; give at least two.")
     results = [read_result(folder) for folder in folders]
     entries = [Entry(*entry) for entry in zip(folders, results, _names(folders, results), strict=True)]
+    _refuse_other_labels(entries)
     if allow_different_splits:
         return [_compare(entries, metrics, need_predictions)]
     groups = {fraction: [e for e in entries if e.result.fraction == fraction] for fraction in _fractions(entries)}
@@ -133,6 +134,16 @@ def _names(folders: Sequence[Path], results: Sequence[Result]) -> list[str]:
     ]
 
 
+def _refuse_other_labels(entries: Sequence[Entry]) -> None:
+    first = entries[0]
+    for entry in entries[1:]:
+        if set(entry.result.labels) != set(first.result.labels):
+            raise UserError(
+                f"{first.path.name} is about {', '.join(first.result.labels)}, {entry.path.name} about "
+                f"{', '.join(entry.result.labels)}; only results about the same labels can be compared."
+            )
+
+
 def _refuse_other_splits(entries: Sequence[Entry]) -> None:
     first = entries[0]
     for entry in entries[1:]:
@@ -148,13 +159,6 @@ def _refuse_other_splits(entries: Sequence[Entry]) -> None:
 
 def _compare(entries: list[Entry], metric_names: Sequence[str] | None, need_predictions: bool) -> Comparison:
     reference = entries[0]
-    labels = reference.result.labels
-    for entry in entries[1:]:
-        if set(entry.result.labels) != set(labels):
-            raise UserError(
-                f"{reference.path.name} is about {', '.join(labels)}, {entry.path.name} about "
-                f"{', '.join(entry.result.labels)}; only results about the same labels can be compared."
-            )
     metrics = _shared_metrics(entries, metric_names)
     draws = [_draws(entry, need_predictions) for entry in entries]
     pairs = [
@@ -163,7 +167,9 @@ def _compare(entries: list[Entry], metric_names: Sequence[str] | None, need_pred
         if number
         for metric in metrics
     ]
-    return Comparison(reference.result.fraction, entries, metrics, list(labels), pairs, _notes(entries, pairs))
+    return Comparison(
+        reference.result.fraction, entries, metrics, list(reference.result.labels), pairs, _notes(entries, pairs)
+    )
 
 
 def _shared_metrics(entries: Sequence[Entry], metric_names: Sequence[str] | None) -> list[str]:

@@ -39,8 +39,9 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             "save a state_dict as safetensors."
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{file} is not a readable weights file ({(str(error) or type(error).__name__).splitlines()[0]})."
+            f"{file} is not a readable weights file ({reason}); it may be truncated: copy it again, or give another."
         ) from None
     if not isinstance(content, Mapping):
         raise UserError(f"{file} holds a {type(content).__name__}, not weights by name.")

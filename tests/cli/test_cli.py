@@ -104,3 +104,23 @@ def test_an_out_that_is_a_file_is_a_message(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")
     done = afire("config", "--out", str(tmp_path / "file" / below / "settings.yaml"))
     assert done.returncode == 2 and done.stderr.startswith("error: cannot write") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith("a file is where a folder is needed: choose another path.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("detect", "run", "", "--out", "o"), "error: an argument is empty; give a path"),
+        (("detect", "run", "films", "--out", ""), "error: --out is empty; give a path"),
+        (("data", "stats", "--data="), "error: --data is empty; give a path"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "afire", *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(message) and done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_text_is_a_text() -> None:
+    done = afire("data", "build", "csv", "--root", "nowhere", "--csv", "t.csv", "--out", "o.csv", "--path-prefix", "")
+    assert "root nowhere does not exist" in done.stderr

@@ -263,7 +263,7 @@ def test_a_folder_name_is_not_a_column(tmp_path: Path) -> None:
         ("m.csv", b"", "not a readable CSV file"),
         ("m.csv", b"image\na.png\nb.png,1,2\n", "not a readable CSV file"),
         ("m.csv", b"image\nb.png,1\n", "not a readable CSV file"),
-        ("m.csv", "image\nü.png\n".encode("latin-1"), "not a readable CSV file"),
+        ("m.csv", "image\nü.png\n".encode("latin-1"), r"m.csv is not UTF-8 text \(byte 6\); save it as CSV UTF-8"),
         ("m.csv", b"# afire manifest {truncated\nimage\na.png\n", "truncated; build it again"),
         ("m.csv", b"# afire manifest [1]\nimage\na.png\n", "truncated; build it again"),
         ("m.csv", b"path,label\na.png,1\n", "m.csv: the manifest has no column 'image'; its columns are path, label"),

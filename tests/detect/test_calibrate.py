@@ -87,6 +87,15 @@ def test_the_films_of_a_calibration_are_remembered(here: tuple[AnomalyDetector, 
     assert seen_by_weights(folder, films, np.arange(5)).answer == "seen"
 
 
+def test_films_that_made_the_detector_are_noted(detector_folder: Path, tmp_path: Path) -> None:
+    known = local_films(tmp_path / "known", 32, 40, seed=40, dark=False)
+    notes = calibrate_here(load_detector(detector_folder), detector_folder, known, tmp_path / "a")
+    assert any(note.startswith("39 of these 39 films have made this detector before") for note in notes)
+    others = local_films(tmp_path / "others", 32, 40)
+    notes = calibrate_here(load_detector(detector_folder), detector_folder, others, tmp_path / "b")
+    assert not any("have made this detector" in note for note in notes)
+
+
 def test_too_few_films_wrong_rates_and_taken_folders_are_refused(
     here: tuple[AnomalyDetector, Path, DecodedFilms], detector_folder: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +107,8 @@ def test_too_few_films_wrong_rates_and_taken_folders_are_refused(
 
     with pytest.raises(UserError, match="too few to calibrate"):
         attempt(few, tmp_path / "a")
+    with pytest.raises(UserError, match="the films are 48 px, but the detector takes 32 px; pack them with --size 32"):
+        attempt(DecodedFilms(films.manifest, 48), tmp_path / "a")
     with pytest.raises(UserError, match=r"below 0\.0"):
         attempt(films, tmp_path / "a", 0.001)
     with pytest.raises(UserError, match="between 0 and 1"):

@@ -82,8 +82,8 @@ def test_an_altered_film_is_listed_and_the_others_are_scored(packed: Path, model
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "give films to score"),
-        (("FOLDER", "--data", "PACK"), "give films to score"),
+        ((), "give either films to score"),
+        (("FOLDER", "--data", "PACK"), "give either films to score"),
         (("FOLDER", "--shard", "0/2"), "are for packs"),
         (("--data", "PACK", "--dicom-out", "sc"), "needs DICOM files"),
         (("--data", "OTHER"), "films of 48 px, the detector takes 32 px"),

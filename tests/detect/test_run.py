@@ -15,10 +15,12 @@ from PIL import Image
 
 from afire.data.decode import fit_square, read_film
 from afire.data.film import FilmInfo
+from afire.data.pack import SUMMARY
 from afire.detect.base import AnomalyDetector
 from afire.detect.findings import JOURNAL, FilmResult
 from afire.detect.run import Drawing, Drawn, RunTask, _batches, _on_film, detector_hash, run_detector, side_by_side
 from afire.errors import UserError
+from afire.report.detect_pictures import KINDS, picture_name
 
 FILMS = 12
 
@@ -182,6 +184,34 @@ def test_results_are_not_mixed_or_overwritten(detector: AnomalyDetector, folder:
     with pytest.raises(UserError, match="another source"):
         run_detector(task(detector, folder / "below", out=folder.parent / "out", resume=True))
     assert len(run_detector(task(detector, folder, force=True))) == FILMS + 4
+
+
+def test_starting_over_removes_what_was_drawn_of_other_films(detector: AnomalyDetector, folder: Path) -> None:
+    def draw(drawing: Drawing) -> Drawn:
+        number = drawing.film.number
+        for name in (*(picture_name(number, kind) for kind in KINDS), f"dicom/000/{number:06d}-sc.dcm"):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).touch()
+        return Drawn({})
+
+    out = folder.parent / "out"
+    run_detector(task(detector, folder, draw=draw))
+    (out / "dicom" / "000" / "mine.dcm").touch()
+    run_detector(task(detector, folder / "0.png", out=out, draw=draw, force=True))
+    assert {path.name[:6] for path in out.glob("pictures/*/*")} == {"000000"}
+    assert {path.name for path in out.glob("dicom/*/*")} == {"000000-sc.dcm", "mine.dcm"}
+    run_detector(task(detector, folder / "0.png", out=out, force=True))
+    assert not (out / "pictures").exists()
+
+
+def test_a_pack_or_a_manifest_is_not_a_film(detector: AnomalyDetector, tmp_path: Path) -> None:
+    (tmp_path / "films.csv").touch()
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / SUMMARY).write_text("{}")
+    with pytest.raises(UserError, match=r"films\.csv is a manifest; give the folder"):
+        run_detector(task(detector, tmp_path / "films.csv"))
+    with pytest.raises(UserError, match="pack is a pack; give it with --data"):
+        run_detector(task(detector, tmp_path / "pack"))
 
 
 def test_an_out_inside_the_folder_is_not_looked_at(detector: AnomalyDetector, folder: Path) -> None:

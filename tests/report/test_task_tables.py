@@ -86,3 +86,12 @@ def test_results_fit_a_narrow_terminal(several: bool) -> None:
     text = screen.export_text()
     assert "0.800" in text and "note: label Hernia" in text and "…" not in text
     assert ("labels used" in text) is several
+
+
+def test_names_of_results_stay_readable_in_a_narrower_terminal() -> None:
+    from rich.console import Console
+
+    screen = Console(width=60, record=True)
+    show_comparison(screen, comparison(), ["auc"])
+    text = screen.export_text()
+    assert text.count("run_1 & co") == 2 and "−0.010 to +0.100" in text

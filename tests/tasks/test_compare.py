@@ -139,7 +139,7 @@ def test_fractions_are_compared_with_their_own_kind(films: PackedFilms, tmp_path
 def test_results_that_have_nothing_in_common_are_refused(films: PackedFilms, tmp_path: Path) -> None:
     first = write_scored(tmp_path / "a", films, 1.0, [0, 1])
     frame = pd.read_parquet(tmp_path / "a" / "predictions.parquet")
-    write_result(tmp_path / "b", dataclasses.replace(first, labels=["Mass"]), frame)
+    write_result(tmp_path / "b", dataclasses.replace(first, labels=["Mass"], split_hash="other"), frame)
     with pytest.raises(UserError, match="a is about Blob, b about Mass"):
         compare([tmp_path / "a", tmp_path / "b"])
     write_result(tmp_path / "b", dataclasses.replace(first, metrics={"dice": Estimate(1, 1, 1, 1, [1])}), frame)

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from afire.data.decode import IMAGE_SUFFIXES, is_image_file
-from afire.data.manifest import inside_root
+from afire.data.manifest import inside_root, unreadable_csv
 from afire.errors import UserError
 from afire.files import require_file, require_folder
 from afire.progress import Progress, progress
@@ -57,12 +57,15 @@ def read_source(path: Path, columns: Iterable[str], separator: str = ",") -> pd.
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(path, sep=separator, dtype=str, index_col=False, encoding="utf-8-sig", na_filter=False)
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not a readable CSV file ({str(error).splitlines()[0]}).") from None
+        raise unreadable_csv(path, error) from None
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise UserError(f"{path} is not a whole gzip file; download it again.") from None
     table.columns = [str(name).strip() for name in table.columns]
     missing = [name for name in columns if name not in table.columns]
     if missing:
+        for mark, word in ((";", "semicolons"), ("\t", "tabs")):
+            if len(table.columns) == 1 and mark in table.columns[0]:
+                raise UserError(f"{path} has {word} between its columns; save it with commas.")
         raise UserError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(table.columns[:20])}.")
     return table
 
@@ -96,7 +99,7 @@ def list_films(
 
     Hidden files are passed over. So are links that leave the root, with a warning, because no manifest may name them.
     ``look_inside`` also opens files without a real ending, such as DICOM exports named after a UID. ``any_name`` keeps
-    names with control characters or bytes that are not UTF-8, which no manifest may hold.
+    names with control characters, backslashes or bytes that are not UTF-8, which no manifest may hold.
     """
     start = subfolder(root, below)
     films: list[str] = []
@@ -109,7 +112,7 @@ def list_films(
     if leaving:
         logger.warning("left out: %s, a link that leaves the root %s%s", leaving[0], root, _and_more(leaving))
     if unusable:
-        logger.warning("left out: %r, a name that is not plain UTF-8 text%s", unusable[0], _and_more(unusable))
+        logger.warning("left out: %r, a name that no manifest can hold%s; rename it", unusable[0], _and_more(unusable))
     films.sort()
     return films
 
@@ -166,6 +169,8 @@ def _usable(name: str) -> bool:
         name.encode("utf-8")
     except UnicodeEncodeError:
         return False
+    if "\\" in name or name[1:2] == ":":  # a manifest reads them as a slash and as a drive
+        return False
     return name.isprintable() or not any(ord(character) < 32 or ord(character) == 127 for character in name)
 
 
@@ -214,8 +219,10 @@ def keep_present(table: pd.DataFrame, films: pd.Series, root: Path, listed_in: P
     Users often have some of a public set, so rows without a film are counted and left out; none at all is an error.
     """
     present = table.assign(image=films)[films.notna()].reset_index(drop=True)
+    if len(table) == 0:
+        raise UserError(f"{listed_in} lists no films.")
     if len(present) == 0:
-        example = f"; the first looked for is {table['image'].iloc[0]}" if len(table) else ""
+        example = f"; the first looked for is {table['image'].iloc[0]}"
         raise UserError(f"none of the {len(table):,} films listed in {listed_in} is in {root}{example}.")
     logger.info("%s of %s listed films are in %s", f"{len(present):,}", f"{len(table):,}", root)
     return present

@@ -47,14 +47,15 @@ def test_links_out_of_the_root_are_left_out_with_a_warning(
 
 
 def test_names_that_no_manifest_can_hold(tmp_path: Path, touch, caplog: pytest.LogCaptureFixture) -> None:
-    touch(tmp_path, "a.png", "new\nline.png", "ü.png")
+    touch(tmp_path, "a.png", "new\nline.png", "ü.png", "back\\slash.png", "c:drive.png")
     try:
         Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")).write_bytes(b"")
     except OSError:
         pytest.skip("this file system refuses such names itself")
     with caplog.at_level(logging.WARNING, "afire"):
         assert list_films(tmp_path) == ["a.png", "ü.png"]
-    assert "not plain UTF-8 text (and 1 more)" in caplog.text
+    assert "a name that no manifest can hold (and 3 more); rename it" in caplog.text
+    assert len(list_films(tmp_path, any_name=True)) == 6
 
 
 def test_a_relative_root(tmp_path: Path, touch, monkeypatch: pytest.MonkeyPatch) -> None:

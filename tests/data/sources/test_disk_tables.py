@@ -34,7 +34,9 @@ def test_gzip(tmp_path: Path) -> None:
         (b"", "not a readable CSV"),
         (b"a,b\n1,2\n1,2,3,4\n", "not a readable CSV"),
         (b"a,b\n1,2,3\n", "not a readable CSV"),
-        ("a\nü\n".encode("latin-1"), "not a readable CSV"),
+        ("a\nü\n".encode("latin-1"), r"t.csv is not UTF-8 text \(byte 2\); save it as CSV UTF-8"),
+        (b"a;b\n1;2\n", "t.csv has semicolons between its columns; save it with commas"),
+        (b"a\tb\n1\t2\n", "t.csv has tabs between its columns; save it with commas"),
         (b"name,b\n1,2\n", "t.csv has no column 'a'; its columns are name, b"),
     ],
 )

@@ -147,6 +147,11 @@ def test_mistakes(films: Path, columns: Columns, message: str) -> None:
         build_table(films, csv, columns)
 
 
+def test_a_table_without_films(films: Path) -> None:
+    with pytest.raises(UserError, match=r"list.csv lists no films"):
+        build_table(films, write(films, "image\n"))
+
+
 def test_a_film_listed_twice(films: Path) -> None:
-    with pytest.raises(UserError, match=r"images/a.png more than once"):
+    with pytest.raises(UserError, match=r"images/a.png more than once \(1 repeated row\); keep one row for each film"):
         build_table(films, write(films, "image\nimages/a.png\n./images/a.png\n"))
