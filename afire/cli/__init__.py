@@ -66,11 +66,24 @@ def main() -> None:
             raise
         where = f" {error.filename}" if error.filename else ""
         _fail(f"cannot write or read{where}: {error.strerror}; {_USERS_DISK[error.errno]}.")
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if _is_interrupt(error):
+            sys.stderr.write("interrupted: the same command with --resume, where it has one, goes on from here\n")
+            sys.exit(_INTERRUPTED)
+        raise
     finally:
         _leave_processes()
+
+
+_INTERRUPTED = 130
+
+
+def _is_interrupt(error: KeyboardInterrupt | SystemExit) -> bool:
+    """Whether it was Ctrl-C, of which typer makes an exit without a word."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    cause = getattr(error.__context__, "__cause__", None)
+    return error.code == _INTERRUPTED and isinstance(cause, KeyboardInterrupt)
 
 
 _PATHS = {

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.main import get_command
 
+from afire import cli
 from afire._version import __version__
 from afire.cli import app
 
@@ -124,3 +126,22 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: tuple[st
 def test_an_empty_text_is_a_text() -> None:
     done = afire("data", "build", "csv", "--root", "nowhere", "--csv", "t.csv", "--out", "o.csv", "--path-prefix", "")
     assert "root nowhere does not exist" in done.stderr
+
+
+@pytest.mark.parametrize(("error", "said"), [(KeyboardInterrupt(), "interrupted: the same"), (typer.Exit(130), "")])
+def test_ctrl_c_says_how_to_go_on(
+    error: BaseException, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = typer.Typer()
+
+    @small.command()
+    def work() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", small)
+    monkeypatch.setattr(sys, "argv", ["afire"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    errors = capsys.readouterr().err.strip()
+    assert errors.startswith(said) and (said or not errors)
