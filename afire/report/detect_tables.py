@@ -98,7 +98,8 @@ def facts(detector: AnomalyDetector) -> list[str]:
 
 def how_chosen(choice: Choice) -> str:
     if choice.asked:
-        return f"It was asked for, not chosen; mean AUC {number(choice.mean_auc)} on {choice.films:,} held-out normals."
+        films = f"{choice.films:,} held-out normals"
+        return f"Not chosen: it was asked for, or is the method's own; mean AUC {number(choice.mean_auc)} on {films}."
     return f"Chosen on {choice.films:,} held-out normals and lesions drawn on them: mean AUC {number(choice.mean_auc)}."
 
 

@@ -27,6 +27,7 @@ _NAMES = {
 SPLIT_OF = {name: split for split, names in _NAMES.items() for name in names}
 """``validation`` -> ``val``, for names in lower case."""
 _PREFERRED = (".png", ".jpg", ".jpeg", ".dcm")  # of two files that differ in the ending only
+_MOST_NAMED = 10  # missing films, one by one: of a public set users often have a part only
 
 logger = logging.getLogger(__name__)
 
@@ -224,5 +225,7 @@ def keep_present(table: pd.DataFrame, films: pd.Series, root: Path, listed_in: P
     if len(present) == 0:
         example = f"; the first looked for is {table['image'].iloc[0]}"
         raise UserError(f"none of the {len(table):,} films listed in {listed_in} is in {root}{example}.")
-    logger.info("%s of %s listed films are in %s", f"{len(present):,}", f"{len(table):,}", root)
+    absent = list(table["image"][films.isna()])
+    named = "; missing: " + ", ".join(map(str, absent)) if 0 < len(absent) <= _MOST_NAMED else ""
+    logger.info("%s of %s listed films are in %s%s", f"{len(present):,}", f"{len(table):,}", root, named)
     return present

@@ -99,6 +99,6 @@ def test_rows_without_a_film_are_counted(tmp_path: Path, caplog: pytest.LogCaptu
     with caplog.at_level(logging.INFO, "afire"):
         kept = keep_present(table, pd.Series([None, "x/b.png", "x/c.png"]), tmp_path, "list.csv")
     assert kept["image"].tolist() == ["x/b.png", "x/c.png"] and kept["n"].tolist() == [2, 3]
-    assert f"2 of 3 listed films are in {tmp_path}" in caplog.text
+    assert f"2 of 3 listed films are in {tmp_path}; missing: a\n" in caplog.text
     with pytest.raises(UserError, match=r"none of the 3 films listed in list.csv is in .*; the first looked for is a"):
         keep_present(table, pd.Series([None] * 3), tmp_path, "list.csv")
