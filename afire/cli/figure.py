@@ -311,7 +311,9 @@ def _show(files: FigureFiles, quiet: bool) -> None:
         return
     from afire.cli.options import console
     from afire.report.figures.files import number_table
+    from afire.report.table import FRAMED
 
-    console().print(number_table(files).console())
+    screen = console()
+    screen.print(number_table(files).console(frame=screen.width >= FRAMED))
     for path in (files.png, files.pdf, files.json):
         print_line(path)

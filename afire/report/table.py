@@ -76,6 +76,7 @@ def p_text(p: float) -> str:
     return DASH if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+FRAMED = 80  # columns of a terminal from which a frame leaves room for names
 Mark = Literal["", "bold", "italic", "dim"]
 
 

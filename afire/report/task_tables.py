@@ -17,6 +17,7 @@ from afire.files import write_text
 from afire.report.table import (
     DASH,
     DISCLAIMER,
+    FRAMED,
     Column,
     Entry,
     Row,
@@ -39,7 +40,6 @@ from afire.report.table import (
 from afire.tasks.compare import Comparison, Pair
 from afire.tasks.results import PAGE, PREDICTIONS, RESULT, Estimate, Result
 
-_FRAMED = 80  # columns of a terminal from which a frame leaves room for names
 _TITLES = {"probe": "Probe", "finetune": "Fine-tuning", "segment": "Segmentation"}
 
 
@@ -179,7 +179,7 @@ def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
 
 def show_comparison(screen: Console, comparison: Comparison, metrics: Sequence[str]) -> None:
     """Means of all results, the differences to the first in ``metrics``, and the notes."""
-    frame = screen.width >= _FRAMED
+    frame = screen.width >= FRAMED
     screen.print(mean_table(comparison).only("result", *comparison.metrics).console(frame))
     for metric in metrics:
         title = f"{metric_word(metric)}: difference to {comparison.entries[0].name}"

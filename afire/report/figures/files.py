@@ -156,13 +156,21 @@ _SHORT = {"hit": "pointing game", "iou_half": "IoU, half", "iou_share": "IoU, hi
 def number_table(files: FigureFiles) -> Table:
     """One table for each kind of figure: a row for each weights, input or result."""
     header, rows = _ROWS[str(files.record["figure"])](files.numbers)
-    return table_of([Column(title, text=not place or not title) for place, title in enumerate(header)], rows)
+    columns = [
+        Column(title, text=not place or not title, group=_GROUPS.get(title, "purity" if title.endswith("-NN") else ""))
+        for place, title in enumerate(header)
+    ]
+    return table_of(columns, rows)
+
+
+# What headings have in common stands above them, so that columns are narrow and names have room beside them.
+_GROUPS = {"anatomy": "moved", "place": "moved"}
 
 
 def _maps(numbers: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     first = next(iter(numbers.values()))
     moved = "moved_films" in first
-    header = ["weights", "silhouette", *(f"{k}-NN purity" for k in first["purity"]), "chance"]
+    header = ["weights", "silhouette", *(f"{k}-NN" for k in first["purity"]), "chance"]
     header += ["anatomy", "place"] if moved else []
     rows = []
     for label, quality in numbers.items():
