@@ -5,7 +5,8 @@ out=$1
 films=$2
 epochs=$3
 
-say() { printf '\n\033[1m%s\033[0m\n' "$1"; }
+if [ -t 1 ]; then bold='\033[1m' plain='\033[0m'; else bold='' plain=''; fi   # no codes in a file
+say() { printf "\n$bold%s$plain\n" "$1"; }
 
 say "1. Draw $films digital phantom films, normal and with five of its fourteen findings: enough of each to learn from"
 afire data phantom --count "$films" --size 224 --seed 0 --style digital --out "$out/phantom" \
