@@ -86,9 +86,12 @@ def _is_interrupt(error: KeyboardInterrupt | SystemExit) -> bool:
     return error.code == _INTERRUPTED and isinstance(cause, KeyboardInterrupt)
 
 
-_PATHS = {
-    *("--out", "--data", "--root", "--model", "--split", "--config", "--weights", "--normals", "--csv"),
-    *("--results", "--spool", "--cache", "--detector", "--pretrain-data", "--disk"),
+_PATHS = {  # all options that take one; not --labels, which takes names as well
+    *("--out", "--data", "--root", "--model", "--split", "--config", "--weights", "--init", "--normals", "--csv"),
+    *("--results", "--spool", "--cache", "--detector", "--pretrain-data", "--disk", "--readers"),
+    *("--train-list", "--val-list", "--test-list"),
+    *("--tls-ca", "--tls-cert", "--tls-key", "--tls-key-password-file"),
+    *("--send-ca", "--send-cert", "--send-key", "--send-key-password-file", "--send-password-file"),
 }
 
 

@@ -145,7 +145,7 @@ def _report(
         _save_legend(out / LEGEND, heat_legend(detector.scale))
     page = write_detect_page(out, results, rule, detector, about)
     if not quiet:
-        _show(console(), results, rule, page, warnings_of(detector, groups, rule))
+        _show(console(), results, rule, page, groups, warnings_of(detector, groups, rule))
 
 
 def _save_legend(path: Path, image: Any) -> None:
@@ -154,12 +154,19 @@ def _save_legend(path: Path, image: Any) -> None:
     write_atomic(path, image.save)
 
 
-def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path, warnings: Sequence[str]) -> None:
+def _show(
+    screen: Console,
+    results: Sequence[FilmResult],
+    rule: Rule,
+    page: Path,
+    groups: Mapping[str, int],
+    warnings: Sequence[str],
+) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from afire.detect.base import DISCLAIMER
-    from afire.detect.findings import SCORED, counts, ranked
+    from afire.detect.findings import SCORED, ranked
     from afire.detect.normals import CALIBRATE, OTHER_SOURCE
     from afire.report.detect_files import visible
 
@@ -181,9 +188,9 @@ def _show(screen: Console, results: Sequence[FilmResult], rule: Rule, page: Path
         message = visible(f"{result.file}: {'; '.join(result.objections)}")
         screen.print(Text.assemble((f"{result.status}: ", "yellow"), message), soft_wrap=True)
     titles = {"alarm": "flagged", "no alarm": "not flagged"}
-    groups = ", ".join(f"{count:,} {titles.get(name, name)}" for name, count in counts(results, rule).items())
-    count = f"{len(results):,} film{'s' if len(results) != 1 else ''}"
-    screen.print(f"{count}: {groups}", highlight=False, markup=False)
+    parts = ", ".join(f"{count:,} {titles.get(name, name)}" for name, count in groups.items())
+    films = f"{len(results):,} film{'s' if len(results) != 1 else ''}"
+    screen.print(f"{films}: {parts}", highlight=False, markup=False)
     screen.print(f"A film is flagged at a {rule.words}.", highlight=False, markup=False)
     for warning in warnings:
         screen.print(f"Note: {warning}.", highlight=False, markup=False)

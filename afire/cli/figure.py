@@ -311,9 +311,8 @@ def _show(files: FigureFiles, quiet: bool) -> None:
         return
     from afire.cli.options import console
     from afire.report.figures.files import number_table
-    from afire.report.table import FRAMED
+    from afire.report.table import show_table
 
-    screen = console()
-    screen.print(number_table(files).console(frame=screen.width >= FRAMED))
+    show_table(console(), number_table(files))
     for path in (files.png, files.pdf, files.json):
         print_line(path)

@@ -76,7 +76,7 @@ def p_text(p: float) -> str:
     return DASH if math.isnan(p) else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-FRAMED = 80  # columns of a terminal from which a frame leaves room for names
+_FRAMED = 80  # columns of a terminal from which a frame leaves room for names
 Mark = Literal["", "bold", "italic", "dim"]
 
 
@@ -241,6 +241,11 @@ def bullets(lines: Iterable[str]) -> str:
 def picture_names(paths: Sequence[Path]) -> list[str]:
     """Of the files of figures, the names of those that a page shows."""
     return [path.name for path in paths if path.suffix == ".png"]
+
+
+def show_table(screen: Console, table: Table) -> None:
+    """A table on the terminal, without its frame where that would leave no room for names."""
+    screen.print(table.console(frame=screen.width >= _FRAMED))
 
 
 def show_summary(screen: Console, table: Table, messages: Iterable[str]) -> None:

@@ -17,7 +17,6 @@ from afire.files import write_text
 from afire.report.table import (
     DASH,
     DISCLAIMER,
-    FRAMED,
     Column,
     Entry,
     Row,
@@ -34,6 +33,7 @@ from afire.report.table import (
     p_text,
     picture_names,
     short_word,
+    show_table,
     signed,
     table_of,
 )
@@ -179,12 +179,11 @@ def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
 
 def show_comparison(screen: Console, comparison: Comparison, metrics: Sequence[str]) -> None:
     """Means of all results, the differences to the first in ``metrics``, and the notes."""
-    frame = screen.width >= FRAMED
-    screen.print(mean_table(comparison).only("result", *comparison.metrics).console(frame))
+    show_table(screen, mean_table(comparison).only("result", *comparison.metrics))
     for metric in metrics:
         title = f"{metric_word(metric)}: difference to {comparison.entries[0].name}"
         differences = difference_table(comparison, [metric], title)
-        screen.print(differences.only(*(c.title for c in differences.columns if c.title != "metric")).console(frame))
+        show_table(screen, differences.only(*(c.title for c in differences.columns if c.title != "metric")))
     for note in comparison.notes:
         screen.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 

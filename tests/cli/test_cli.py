@@ -123,6 +123,17 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, words: tuple[st
     assert not list(tmp_path.iterdir())
 
 
+def test_every_option_that_takes_a_path_is_among_them() -> None:
+    known = cli._PATHS | {"--labels"}
+    for command in all_commands():
+        found = get_command(app)
+        for name in command:
+            found = found.commands[name]  # type: ignore[attr-defined]
+        for option in found.params:
+            if option.param_type_name == "option" and "Path" in str(option.bare_type()):  # type: ignore[attr-defined]
+                assert known.intersection(option.opts), f"{' '.join(command)}: {option.opts}"
+
+
 def test_an_empty_text_is_a_text() -> None:
     done = afire("data", "build", "csv", "--root", "nowhere", "--csv", "t.csv", "--out", "o.csv", "--path-prefix", "")
     assert "root nowhere does not exist" in done.stderr

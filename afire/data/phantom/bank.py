@@ -30,7 +30,6 @@ from afire.progress import progress
 Bytes = NDArray[np.uint8]
 _CHUNK = 16  # films that a process draws at a time
 WORTH_A_PROCESS = 48  # films
-DIED = "a process that draws phantoms has died, perhaps for lack of memory; ask for fewer films or workers."
 _SMALLEST, _LARGEST = 32, 2048
 
 
@@ -186,7 +185,9 @@ class PhantomBank:
                         getattr(bank, field.name)[start : start + len(values)] = values
                     bar.advance(len(piece))
         except BrokenProcessPool:
-            raise UserError(DIED) from None
+            raise UserError(
+                "a process that draws phantoms has died, perhaps for lack of memory; ask for fewer films or workers."
+            ) from None
         return bank
 
 
